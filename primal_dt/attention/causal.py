@@ -1,0 +1,156 @@
+"""Causal Primal-Attention, for autoregressive models: in parallel over a sequence, or token by token.
+
+Axes: B batch, L tokens, H heads, D width, P = D / H, W tokens of a window.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from primal_dt.attention.feature_maps import ExponentialMap
+from primal_dt.attention.layer import at_least_float32
+from primal_dt.attention.primal import FeatureMapName, PrimalAttention
+
+__all__ = ["CausalPrimalAttention", "PrimalState", "PrimalWindow"]
+
+
+class PrimalState(NamedTuple):
+    """What Causal Primal-Attention remembers of the past: O(D) numbers, whatever its length."""
+
+    total: Tensor
+    """(B, D), the sum of the tokens so far."""
+    num_tokens: Tensor
+    """(B,), how many they are."""
+    key_sum: Tensor | None
+    """(B, H, P), the sum of the key features so far, for the exponential map; None for the cosine map."""
+
+
+class PrimalWindow(NamedTuple):
+    """The last W tokens of each sequence, in a ring."""
+
+    ring: Tensor
+    """(B, W, D), token number t in slot t modulo W."""
+    num_tokens: Tensor
+    """(B,), how many tokens have come so far."""
+
+
+class CausalPrimalAttention(PrimalAttention):
+    """Primal-Attention on prefix means: ``q_i = W_q x_bar_i``, ``k_i = W_k x_bar_i``, ``x_bar_i = mean_{j <= i} x_j``.
+
+    The paper takes the mean of the queries and of the keys up to each position. A mean commutes with the
+    affine projections, so here the mean is taken first: one running sum instead of two, and the projections
+    run only where they are needed. Means run over valid tokens.
+
+    The weights are data-independent: data-dependent ones would be built from the future.
+
+    Args: as :class:`PrimalAttention`, without those of data-dependent weights.
+    """
+
+    _causal: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        rank: int = 32,
+        feature_map: FeatureMapName = "cosine",
+        data_dependent: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        if data_dependent:
+            raise ValueError(
+                "data_dependent=True is for PrimalAttention only: weights made of the whole sequence "
+                "would let a causal layer see the future"
+            )
+        super().__init__(
+            width=width, num_heads=num_heads, rank=rank, feature_map=feature_map, dropout=dropout, bias=bias
+        )
+
+    def initial_state(self, batch_size: int) -> PrimalState:
+        """The state before the first token."""
+        weight = self.query.weight
+        dtype = at_least_float32(weight.dtype)
+        key_sum = None
+        if isinstance(self.feature_map, ExponentialMap):
+            key_sum = weight.new_zeros(batch_size, self.num_heads, self.head_width, dtype=dtype)
+        return PrimalState(
+            total=weight.new_zeros(batch_size, self.width, dtype=dtype),
+            num_tokens=weight.new_zeros(batch_size, dtype=torch.int64),
+            key_sum=key_sum,
+        )
+
+    def step(self, x: Tensor, state: PrimalState, valid: Tensor | None = None) -> tuple[Tensor, PrimalState]:
+        """One token more: the output that :meth:`forward` has at it, at a cost that does not grow with the past.
+
+        Args:
+            x: (B, D), the next token of each sequence.
+            state: from :meth:`initial_state` or from the last step.
+            valid: (B,) bool; a sequence whose token is padding keeps its state and gets zeros.
+
+        Returns:
+            (B, D) and the new state.
+        """
+        x, seen = self._clear_token(x, valid)  # (B, D), (B,)
+        total, count = state.total + x, state.num_tokens + seen
+        context = (total / count.clamp(min=1)[:, None]).to(x.dtype)[:, None]  # (B, 1, D)
+        key_sum = state.key_sum
+        if isinstance(self.feature_map, ExponentialMap) and key_sum is not None:
+            q, k = self._queries_and_keys(context)  # (B, 1, H, P)
+            g_q, g_k = self.feature_map.unnormalized(q), self.feature_map.unnormalized(k)
+            key_sum = key_sum + (g_k * seen[:, None, None, None])[:, 0]
+            phi_q, phi_k = self.feature_map.normalize(g_q, g_k, key_sum[:, None])
+        else:
+            phi_q, phi_k = self._features(context, None)  # (B, 1, H, P)
+        scores = self._scores(phi_q, phi_k, self._projections(context, None))
+        hidden = self._emit(self._merge(*scores), seen[:, None], None)[:, 0]
+        return hidden, PrimalState(total, count, key_sum)
+
+    def initial_window(self, batch_size: int, window: int) -> PrimalWindow:
+        """A ring of ``window`` tokens, still empty."""
+        if window < 1:
+            raise ValueError(f"window ({window}) must be at least 1")
+        weight = self.query.weight
+        return PrimalWindow(
+            ring=weight.new_zeros(batch_size, window, self.width),
+            num_tokens=weight.new_zeros(batch_size, dtype=torch.int64),
+        )
+
+    def step_window(self, x: Tensor, window: PrimalWindow, valid: Tensor | None = None) -> tuple[Tensor, PrimalWindow]:
+        """As :meth:`step`, over the last W tokens only: the output that :meth:`forward` of those W has at the last.
+
+        Costs O(W D) more than :meth:`step`. The sum over the ring is taken anew: a running sum that also
+        subtracts what leaves the ring would drift.
+        """
+        x, seen = self._clear_token(x, valid)
+        ring, count = window
+        W = ring.shape[1]
+        age = torch.arange(W - 1, -1, -1, device=ring.device)  # (W,), of the tokens in order, the newest last
+        slot = (count % W)[:, None]  # (B, 1)
+        is_slot = torch.arange(W, device=ring.device) == slot  # (B, W)
+        ring = torch.where((is_slot & seen[:, None])[..., None], x[:, None].to(ring.dtype), ring)
+        count = count + seen
+        newest = count[:, None] - 1  # (B, 1)
+        tokens = ring.take_along_dim(((newest - age) % W)[..., None], 1)  # (B, W, D)
+        hidden = self.forward(tokens, newest >= age, positions=slice(-1, None)).hidden[:, 0]
+        return hidden.masked_fill(~seen[:, None], 0.0), PrimalWindow(ring, count)
+
+    def _context(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        total = x.cumsum(1, dtype=at_least_float32(x.dtype))  # (B, L, D)
+        if valid is None:
+            count = torch.arange(1, x.shape[1] + 1, device=x.device)[None]  # (1, L)
+        else:
+            count = valid.cumsum(1).clamp(min=1)  # (B, L)
+        return (total / count[..., None]).to(x.dtype)
+
+    def _clear_token(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Check the arguments of a step; return x (B, D) with padding cleared and which tokens are real (B,)."""
+        if x.dim() != 2:
+            raise ValueError(f"x must have shape (batch, width {self.width}), not {tuple(x.shape)}")
+        if valid is None:
+            valid = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+        elif valid.dim() != 1:
+            raise ValueError(f"valid must have shape ({x.shape[0]},), not {tuple(valid.shape)}")
+        return self._clear_padding(x[:, None], valid[:, None])[:, 0], valid

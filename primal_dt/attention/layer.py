@@ -1,0 +1,186 @@
+"""What every attention layer of this package shares: the call, the return type, the mask.
+
+Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H.
+"""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["AttentionLayer", "AttentionOutput", "DualAttention", "Positions"]
+
+Positions = slice | Tensor | None
+"""Tokens whose outputs are wanted: a slice, a 1-D integer tensor of indices, or None for all."""
+
+
+class AttentionOutput(NamedTuple):
+    """What every attention layer returns."""
+
+    hidden: Tensor
+    """(B, M, D), the output at the chosen positions; zero where the token is padding."""
+    objective: Tensor | None
+    """(B,), the KSVD objective J of each sequence. None unless it was asked for, and for kinds that have none."""
+
+
+class AttentionLayer(nn.Module, ABC):
+    """Self-attention: (B, L, D) -> (B, L, D), with one mask polarity, ``valid`` (B, L), True = real.
+
+    Padding is cleared on entry and on exit, so what stands in a padded slot, NaN included, reaches
+    nothing: no valid output, no objective, no gradient.
+    """
+
+    def __init__(self, *, width: int, num_heads: int, causal: bool, dropout: float, bias: bool) -> None:
+        super().__init__()
+        if width < 1 or num_heads < 1 or width % num_heads:
+            raise ValueError(f"width ({width}) must be divisible by num_heads ({num_heads}), both at least 1")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
+        self.width = width
+        self.num_heads = num_heads
+        self.head_width = width // num_heads
+        self.causal = causal
+        self.output = nn.Linear(width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        *,
+        positions: Positions = None,
+        with_objective: bool = False,
+    ) -> AttentionOutput:
+        """Attend.
+
+        Args:
+            x: (B, L, D).
+            valid: (B, L) bool, True for real tokens; None if all are.
+            positions: where to compute the output; the result equals computing all and selecting.
+            with_objective: return J as well, for kinds that have one.
+        """
+
+    @abstractmethod
+    def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """(B, H, L, L), the matrix K of the dual form ``o_i = sum_j K_ij v_j``, for analysis.
+
+        Rows and columns of padding are zero. Costs what the layer avoids: O(L^2) memory.
+        """
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, num_heads={self.num_heads}, causal={self.causal}"
+
+    def _clear_padding(self, x: Tensor, valid: Tensor | None, positions: Positions = None) -> Tensor:
+        """Check the arguments of a call and return ``x`` with zeros in its padded slots."""
+        if x.dim() != 3 or x.shape[-1] != self.width or x.shape[1] == 0:
+            raise ValueError(f"x must have shape (batch, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
+        if isinstance(positions, Tensor) and (
+            positions.dim() != 1 or positions.dtype not in (torch.int64, torch.int32)
+        ):
+            raise ValueError(
+                "positions must be a slice or a 1-D integer tensor, "
+                f"not {positions.dtype} of shape {tuple(positions.shape)}"
+            )
+        if valid is None:
+            return x
+        if valid.dtype != torch.bool or valid.shape != x.shape[:2]:
+            raise ValueError(
+                f"valid must be a bool tensor of shape {tuple(x.shape[:2])}, "
+                f"not {valid.dtype} of shape {tuple(valid.shape)}"
+            )
+        return x.masked_fill(~valid[..., None], 0.0)
+
+    def _emit(self, heads: Tensor, valid: Tensor | None, positions: Positions) -> Tensor:
+        """(B, M, H, P) -> (B, M, D): join the heads, project, drop, clear padding."""
+        hidden: Tensor = self.dropout(self.output(heads.flatten(-2)))
+        if valid is None:
+            return hidden
+        return hidden.masked_fill(~select(valid, positions)[..., None], 0.0)
+
+
+class DualAttention(AttentionLayer):
+    """Attention in its dual form: ``o_i = sum_j K(q_i, k_j) v_j`` for some kernel K, then a projection.
+
+    A subclass says how values mix, in :meth:`_mix`, which must be linear in the values; and whether its keys are a
+    projection of their own, with or without a bias, or the queries themselves.
+    """
+
+    mixes_in_half_precision = False
+    """Whether :meth:`_mix` keeps autocast's dtype. Sums over a long sequence need float32."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        causal: bool,
+        dropout: float,
+        bias: bool,
+        keys: Literal["biased", "unbiased", "shared"] = "biased",
+    ) -> None:
+        super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias)
+        self.query = nn.Linear(width, width, bias=bias)
+        if keys != "shared":
+            self.key = nn.Linear(width, width, bias=bias and keys == "biased")
+        self.value = nn.Linear(width, width, bias=bias)
+
+    @abstractmethod
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        """q, k (B, H, L, P), v (B, H, L, V) -> (B, H, L, V). Any V: the values may be an identity matrix."""
+
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        *,
+        positions: Positions = None,
+        with_objective: bool = False,
+    ) -> AttentionOutput:
+        x = self._clear_padding(x, valid, positions)
+        q, k = self._queries_and_keys(x)  # (B, H, L, P)
+        v = self._split(self.value(x))  # (B, H, L, P)
+        mixed = self._mix_precisely(q, k, v, valid).transpose(1, 2)  # (B, L, H, P)
+        return AttentionOutput(self._emit(select(mixed, positions), valid, positions), None)
+
+    def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        x = self._clear_padding(x, valid)
+        B, L, _ = x.shape
+        q, k = self._queries_and_keys(x)  # (B, H, L, P)
+        # The mix is linear in the values, so mixing the unit vectors spells out its matrix.
+        units = torch.eye(L, dtype=q.dtype, device=q.device).expand(B, self.num_heads, L, L)
+        matrix = self._mix_precisely(q, k, units, valid)
+        return matrix if valid is None else matrix.masked_fill(~valid[:, None, :, None], 0.0)
+
+    def _mix_precisely(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        if self.mixes_in_half_precision:
+            return self._mix(q, k, v, valid)
+        dtype = at_least_float32(q.dtype)
+        with autocast_off(q.device):
+            return self._mix(q.to(dtype), k.to(dtype), v.to(dtype), valid).to(v.dtype)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._split(self.query(x)), self._split(self.key(x))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, L, D) -> (B, H, L, P)."""
+        return x.unflatten(-1, (self.num_heads, self.head_width)).transpose(1, 2)
+
+
+def select(x: Tensor, positions: Positions) -> Tensor:
+    """(B, L, ...) -> (B, M, ...), the chosen tokens."""
+    return x if positions is None else x[:, positions]
+
+
+def autocast_off(device: torch.device) -> AbstractContextManager[object]:
+    """A region where autocast, if it is on, leaves dtypes alone."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for sums over a sequence: float32, or float64 if that is what came in."""
+    return torch.promote_types(dtype, torch.float32)

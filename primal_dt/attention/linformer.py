@@ -1,0 +1,58 @@
+"""Linformer (arXiv 2006.04768): keys and values projected along the sequence to a fixed number of rows.
+
+Axes: B batch, H heads, L tokens, P per head, V value width, E projected rows.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from primal_dt.attention.layer import DualAttention
+from primal_dt.attention.padding import valid_indices
+
+__all__ = ["LinformerAttention"]
+
+
+class LinformerAttention(DualAttention):
+    """``o = softmax(q (E k)' / sqrt(P)) (F v)``, with E, F learned, one row per position. Bidirectional only.
+
+    The projections are shared by the heads. Positions count valid tokens.
+
+    Args:
+        max_length: the longest sequence, padding included.
+        num_rows: what keys and values are projected to.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        max_length: int,
+        num_rows: int = 256,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(width=width, num_heads=num_heads, causal=False, dropout=dropout, bias=bias)
+        if max_length < 1 or num_rows < 1:
+            raise ValueError(f"max_length ({max_length}) and num_rows ({num_rows}) must be at least 1")
+        self.max_length = max_length
+        self.key_rows = nn.Parameter(torch.randn(max_length, num_rows) * num_rows**-0.5)  # E'
+        self.value_rows = nn.Parameter(torch.randn(max_length, num_rows) * num_rows**-0.5)  # F'
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        L = q.shape[2]
+        if L > self.max_length:
+            raise ValueError(
+                f"a sequence of {L} tokens is longer than max_length ({self.max_length}): "
+                "build the layer with a larger max_length"
+            )
+        if valid is None:
+            key_rows, value_rows = self.key_rows[:L].to(q.dtype), self.value_rows[:L].to(q.dtype)  # (L, E)
+        else:
+            index = valid_indices(q[:, 0], valid)  # (B, L)
+            key_rows = self.key_rows[index].to(q.dtype)[:, None]  # (B, 1, L, E)
+            value_rows = self.value_rows[index].to(q.dtype)[:, None]
+            k = k.masked_fill(~valid[:, None, :, None], 0.0)
+            v = v.masked_fill(~valid[:, None, :, None], 0.0)
+        scores = q @ (key_rows.mT @ k).mT * q.shape[-1] ** -0.5  # (B, H, L, E)
+        return scores.softmax(-1) @ (value_rows.mT @ v)

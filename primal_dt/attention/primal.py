@@ -1,0 +1,220 @@
+"""Primal-Attention: self-attention in the primal form of an asymmetric kernel SVD (arXiv 2305.19798).
+
+Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, R rank, N rows of data-dependent
+weights.
+"""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from primal_dt.attention.feature_maps import CosineMap, ExponentialMap, FeatureMap
+from primal_dt.attention.ksvd import ksvd_objective
+from primal_dt.attention.layer import (
+    AttentionLayer,
+    AttentionOutput,
+    Positions,
+    select,
+)
+from primal_dt.attention.padding import spread_rows
+
+__all__ = ["FeatureMapName", "PrimalAttention"]
+
+FeatureMapName = Literal["cosine", "exponential"]
+
+
+class _Projections(NamedTuple):
+    e_weight: Tensor
+    """(H, P, R), or (B, H, P, R) if they depend on the data: W_{e|X}."""
+    r_weight: Tensor
+    """The same shape: W_{r|X}."""
+    used: Tensor | None
+    """(B, N), which rows of the parameters took part; None if they do not depend on the data."""
+
+
+class PrimalAttention(AttentionLayer):
+    """``o_i = W_o [e(x_i); r(x_i)]``, ``e(x) = W_{e|X}' phi_q(x)``, ``r(x) = W_{r|X}' phi_k(x)``.
+
+    e and r are the projection scores of the kernel SVD of ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``,
+    on its left and right singular vectors. There is no value projection and no L x L matrix: O(L P R)
+    time and O(L P) memory. The pair is mapped to P by one linear map that the heads share, the heads
+    are joined, then projected.
+
+    ``J``, asked for with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2): add
+    ``eta * J.square().mean()`` to a loss to pursue one.
+
+    Choices where the paper leaves one, or where its published code differs from it:
+
+    * Lambda is ``|lam|`` with slope one at zero: not negative, and no point where its gradient vanishes.
+      (The published code learns the root of Lambda, which cannot leave zero.)
+    * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (rows, if rank > P), as
+      singular vectors have. (``orthogonal_`` on the 3-D tensor, as published, orthogonalises the heads.)
+    * Data-dependent weights take evenly spaced rows of the *valid* part of each sequence.
+
+    Args:
+        width: D.
+        num_heads: H.
+        rank: R, the number of projection directions. The theory covers R <= min(L, P).
+        feature_map: ``cosine``, or ``exponential`` (positive random features, symmetrically normalised).
+        data_dependent: ``f(X) = X'``, N rows of the head's slice of the input, instead of ``f(X) = I``.
+        rank_multi: with data-dependent weights, ``N = rank * rank_multi``.
+        max_length: with data-dependent weights, the longest sequence; caps N.
+        dropout: after the output projection.
+        bias: in the query, key and output projections.
+    """
+
+    _causal: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        rank: int = 32,
+        feature_map: FeatureMapName = "cosine",
+        data_dependent: bool = False,
+        rank_multi: int = 10,
+        max_length: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(width=width, num_heads=num_heads, causal=self._causal, dropout=dropout, bias=bias)
+        if rank < 1:
+            raise ValueError(f"rank ({rank}) must be at least 1")
+        if rank_multi < 1:
+            raise ValueError(f"rank_multi ({rank_multi}) must be at least 1")
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length ({max_length}) must be at least 1")
+        self.rank = rank
+        self.data_dependent = data_dependent
+        self.feature_map = self._build_feature_map(feature_map)
+        self.query = nn.Linear(width, width, bias=bias)
+        self.key = nn.Linear(width, width, bias=bias)
+
+        rows = self.head_width
+        if data_dependent:
+            rows = rank * rank_multi if max_length is None else min(rank * rank_multi, max_length)
+        self.e_weight = nn.Parameter(torch.empty(num_heads, rows, rank))  # W_e
+        self.r_weight = nn.Parameter(torch.empty(num_heads, rows, rank))  # W_r
+        self.lam = nn.Parameter(torch.empty(num_heads, rank))  # Lambda = |lam|
+        self.merge = nn.Linear(2 * rank, self.head_width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew."""
+        for linear in (self.query, self.key, self.merge, self.output):
+            linear.reset_parameters()
+        for head in (*self.e_weight.unbind(), *self.r_weight.unbind()):
+            nn.init.orthogonal_(head)
+        with torch.no_grad():
+            # The square of U[0, 1), where the published code starts.
+            self.lam.uniform_().square_()
+
+    @property
+    def lambda_(self) -> Tensor:
+        """(H, R), the diagonal of Lambda. ``torch.abs`` would have no slope at zero; this has one."""
+        return torch.where(self.lam < 0, -self.lam, self.lam)
+
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        *,
+        positions: Positions = None,
+        with_objective: bool = False,
+    ) -> AttentionOutput:
+        x = self._clear_padding(x, valid, positions)
+        projections = self._projections(x, valid)
+        context = self._context(x, valid)  # (B, L, D)
+
+        # J needs the scores of all tokens, a normalised map the features of all; otherwise only chosen
+        # tokens are computed from here on.
+        if with_objective:
+            e, r = self._scores(*self._features(context, valid), projections)  # (B, L, H, R)
+            objective = ksvd_objective(e, r, self.lambda_, self._trace(projections.used), valid)
+            e, r = select(e, positions), select(r, positions)  # (B, M, H, R)
+        else:
+            objective = None
+            if self.feature_map.pointwise:
+                phi_q, phi_k = self._features(select(context, positions), None)  # (B, M, H, P)
+            else:
+                phi_q, phi_k = (select(phi, positions) for phi in self._features(context, valid))
+            e, r = self._scores(phi_q, phi_k, projections)  # (B, M, H, R)
+        return AttentionOutput(self._emit(self._merge(e, r), valid, positions), objective)
+
+    def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """(B, H, L, L), ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``, the matrix whose SVD the layer pursues."""
+        x = self._clear_padding(x, valid)
+        phi_q, phi_k = self._features(self._context(x, valid), valid)  # (B, L, H, P)
+        if self.data_dependent:
+            rows, _ = self._rows(x, valid)  # (B, N, H, P)
+            phi_q = torch.einsum("bnhp,blhp->blhn", rows, phi_q)
+            phi_k = torch.einsum("bnhp,blhp->blhn", rows, phi_k)
+        matrix = torch.einsum("blhp,bmhp->bhlm", phi_q, phi_k)
+        if valid is None:
+            return matrix
+        return matrix.masked_fill(~(valid[:, None, :, None] & valid[:, None, None, :]), 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={self.rank}, data_dependent={self.data_dependent}"
+
+    def _build_feature_map(self, name: str) -> FeatureMap:
+        if name == "cosine":
+            return CosineMap()
+        if name == "exponential":
+            return ExponentialMap(head_width=self.head_width, causal=self.causal)
+        raise ValueError(f"feature_map must be 'cosine' or 'exponential', not {name!r}")
+
+    def _context(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, L, D), what queries and keys are projected from: here the tokens themselves."""
+        return x
+
+    def _queries_and_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, L, D) -> q, k, each (B, L, H, P)."""
+        heads = (self.num_heads, self.head_width)
+        return self.query(context).unflatten(-1, heads), self.key(context).unflatten(-1, heads)
+
+    def _features(self, context: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B, L, D) -> phi_q, phi_k, each (B, L, H, P)."""
+        phi_q, phi_k = self.feature_map(*self._queries_and_keys(context), valid)
+        return phi_q, phi_k
+
+    def _projections(self, x: Tensor, valid: Tensor | None) -> _Projections:
+        if not self.data_dependent:
+            return _Projections(self.e_weight, self.r_weight, None)
+        rows, used = self._rows(x, valid)  # (B, N, H, P), (B, N)
+        n = rows.shape[1]  # a short batch uses the first rows of the parameter
+        e_weight, r_weight = (
+            torch.einsum("bnhp,hnr->bhpr", rows, weight[:, :n].to(rows.dtype))
+            for weight in (self.e_weight, self.r_weight)
+        )
+        return _Projections(e_weight, r_weight, used)
+
+    def _trace(self, used: Tensor | None) -> Tensor:
+        """Tr(W_e' W_r), (H,) or (B, H), of the raw parameters: with W_{e|X} in it Lemma 4.2 would not hold."""
+        by_row = (self.e_weight * self.r_weight).sum(-1)  # (H, P) or (H, N)
+        if used is None:
+            return by_row.sum(-1)
+        return used.to(by_row.dtype) @ by_row[:, : used.shape[1]].T
+
+    def _rows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """X' (B, N, H, P), evenly spaced tokens of each sequence, zero past its last; and which are used (B, N)."""
+        index, used = spread_rows(x, valid, self.e_weight.shape[1])  # (B, N), (B, N)
+        rows = x.take_along_dim(index[..., None], 1).masked_fill(~used[..., None], 0.0)  # (B, N, D)
+        return rows.unflatten(-1, (self.num_heads, self.head_width)), used
+
+    def _scores(self, phi_q: Tensor, phi_k: Tensor, projections: _Projections) -> tuple[Tensor, Tensor]:
+        """phi_q, phi_k (B, M, H, P) -> e, r, each (B, M, H, R)."""
+        equation = "bmhp,bhpr->bmhr" if self.data_dependent else "bmhp,hpr->bmhr"
+        e_weight, r_weight, _ = projections
+        e = torch.einsum(equation, phi_q, e_weight.to(phi_q.dtype))
+        r = torch.einsum(equation, phi_k, r_weight.to(phi_k.dtype))
+        return e, r
+
+    def _merge(self, e: Tensor, r: Tensor) -> Tensor:
+        """[e; r] -> (B, M, H, P), the linear map applied to its two halves without joining them."""
+        e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
+        dtype = self.merge.weight.dtype
+        return F.linear(e.to(dtype), e_map, self.merge.bias) + F.linear(r.to(dtype), r_map)

@@ -1,0 +1,121 @@
+"""Canonical attention, and Attention-BN, which is canonical attention with normalised queries and keys.
+
+Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, V value width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from primal_dt.attention.layer import AttentionOutput, DualAttention, Positions, select
+from primal_dt.attention.padding import attention_mask
+
+__all__ = ["BatchNormAttention", "SoftmaxAttention"]
+
+
+def softmax_mix(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    valid: Tensor | None,
+    positions: Positions,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+) -> Tensor:
+    """``softmax(q k' / sqrt(P)) v`` by the fused kernel. q (B, H, M, P) at the chosen positions -> (B, H, M, V)."""
+    if causal and valid is None and positions is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+    mask = attention_mask(k[:, 0], valid, positions, causal=causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+class SoftmaxAttention(DualAttention):
+    """``K_ij = softmax_j(<q_i, k_j> / sqrt(P))``, through ``scaled_dot_product_attention``.
+
+    Args:
+        attention_dropout: on the attention weights; ``dropout`` is after the output projection.
+    """
+
+    mixes_in_half_precision = True
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        causal: bool = False,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias)
+        if not 0.0 <= attention_dropout < 1.0:
+            raise ValueError(f"attention_dropout ({attention_dropout}) must be at least 0 and below 1")
+        self.attention_dropout = attention_dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        *,
+        positions: Positions = None,
+        with_objective: bool = False,
+    ) -> AttentionOutput:
+        x = self._clear_padding(x, valid, positions)
+        q = self._split(self.query(select(x, positions)))  # (B, H, M, P): no query where none is wanted
+        k, v = self._split(self.key(x)), self._split(self.value(x))  # (B, H, L, P)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = softmax_mix(q, k, v, valid, positions, causal=self.causal, dropout=dropout)
+        return AttentionOutput(self._emit(mixed.transpose(1, 2), valid, positions), None)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        return softmax_mix(q, k, v, valid, None, causal=self.causal)
+
+
+class BatchNormAttention(DualAttention):
+    """``K_ij = softmax_j(<(q_i - beta mu) / sd, (k_j - beta mu) / sd> / sqrt(P))``: Attention-BN (ICLR 2023).
+
+    mu and sd are the mean and standard deviation of the keys over the valid tokens; in the causal layer,
+    for query i, over the keys up to i. beta, one per head, is learned.
+
+    Moving all keys of row i by one vector moves its scores as one, which the softmax does not see. So the row's own
+    mu need not be taken off its keys, and the rest is canonical attention with the query ``(q_i - beta mu) / sd^2``.
+    """
+
+    variance_floor = 1e-5  # under the root of sd: the first token of a causal prefix has no spread
+
+    def __init__(
+        self, *, width: int, num_heads: int, causal: bool = False, dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias)
+        self.beta = nn.Parameter(torch.ones(num_heads))
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        real = k.new_ones(1, 1, k.shape[2], 1) if valid is None else valid[:, None, :, None].to(k.dtype)
+        # Small variances magnify the rounding of large keys: put the origin where the keys are, at their mean, or at
+        # the first, which every prefix contains.
+        origin = self._first(k, valid) if self.causal else _mean(k, real, causal=False)
+        origin = origin.detach()  # nothing depends on it
+        k = (k - origin) * real
+        mean, square = _mean(k, real, causal=self.causal), _mean(k.square(), real, causal=self.causal)
+        variance = (square - mean.square()).clamp(min=0)  # (B, H, L or 1, P)
+        query = (q - self.beta[:, None, None].to(q.dtype) * (origin + mean)) / (variance + self.variance_floor)
+        # A lone key has weight one whatever the query, here one without spread and so of enormous size: leave it
+        # out, or its rounding errors are all that the backward pass sees.
+        lone = (real.cumsum(2) if self.causal else real.sum(2, keepdim=True)) <= 1
+        return softmax_mix(query.masked_fill(lone, 0.0), k, v, valid, None, causal=self.causal)
+
+    @staticmethod
+    def _first(k: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, H, 1, P), the first valid key of each sequence."""
+        if valid is None:
+            return k[:, :, :1]
+        return k.take_along_dim(valid.to(torch.uint8).argmax(1)[:, None, None, None], 2)
+
+
+def _mean(x: Tensor, real: Tensor, *, causal: bool) -> Tensor:
+    """Mean over the valid tokens (B, H, 1, P), or over those of each prefix (B, H, L, P). ``real`` is 0 or 1."""
+    if causal:
+        return (x * real).cumsum(2) / real.cumsum(2).clamp(min=1)
+    return (x * real).sum(2, keepdim=True) / real.sum(2, keepdim=True).clamp(min=1)

@@ -1,0 +1,102 @@
+"""How low the rank of an attention layer is: singular values of its kernel matrix (Figure 1 of the paper).
+
+Axes: B batch, H heads, L tokens.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from primal_dt.attention.layer import AttentionLayer, at_least_float32
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Spectrum", "layer_spectrum", "model_spectra", "plot_spectra"]
+
+
+class Spectrum(NamedTuple):
+    """The singular values s_1 >= s_2 >= ... of one layer's kernel matrix, for each sequence and head."""
+
+    singular_values: Tensor
+    """(B, H, L). Padding adds zeros at the end."""
+    explained_variance: Tensor
+    """(B, H, L), ``sum_{j <= i} s_j^2 / sum_j s_j^2``: rises to 1."""
+    effective_rank: Tensor
+    """(B, H), the exponential of the entropy of ``s / sum(s)``: 1 for rank one, n for n equal values."""
+    num_tokens: Tensor
+    """(B,), how many tokens are real: at most so many singular values are not zero."""
+
+    def share_for(self, variance: float) -> Tensor:
+        """(B, H), the share of the singular values that explains this much of the variance."""
+        needed = (self.explained_variance < variance).sum(-1) + 1  # (B, H)
+        return needed.clamp(max=self.num_tokens[:, None]) / self.num_tokens[:, None]
+
+
+@torch.no_grad()
+def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None) -> Spectrum:
+    """The spectrum of a layer's attention or kernel matrix for inputs x (B, L, D)."""
+    matrix = layer.kernel_matrix(x, valid)  # (B, H, L, L)
+    values = torch.linalg.svdvals(matrix.to(at_least_float32(matrix.dtype)))
+    tiny = torch.finfo(values.dtype).tiny
+    variance = values.square()
+    explained = variance.cumsum(-1) / variance.sum(-1, keepdim=True).clamp(min=tiny)
+    share = values / values.sum(-1, keepdim=True).clamp(min=tiny)
+    entropy = -torch.special.xlogy(share, share).sum(-1)
+    tokens = torch.full(x.shape[:1], x.shape[1], device=x.device) if valid is None else valid.sum(1)
+    return Spectrum(values, explained, entropy.exp(), tokens)
+
+
+@torch.no_grad()
+def model_spectra(model: nn.Module, *inputs: object) -> dict[str, Spectrum]:
+    """The spectrum of every attention layer in a model, by name, for the tokens that reach it in ``model(*inputs)``."""
+    spectra: dict[str, Spectrum] = {}
+
+    def watch(name: str, layer: AttentionLayer) -> torch.utils.hooks.RemovableHandle:
+        def compute(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            call = dict(zip(("x", "valid"), args, strict=False)) | kwargs
+            spectra[name] = layer_spectrum(layer, call["x"], call.get("valid"))
+
+        return layer.register_forward_pre_hook(compute, with_kwargs=True)
+
+    hooks = [watch(name, layer) for name, layer in model.named_modules() if isinstance(layer, AttentionLayer)]
+    try:
+        model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return spectra
+
+
+def plot_spectra(spectra: Mapping[str, Spectrum], path: Path | str | None = None) -> "Figure":
+    """Cumulative explained variance, a panel per layer and a line per head (mean over the batch).
+
+    Args:
+        spectra: layer name -> spectrum.
+        path: where to save the figure; the ending gives the format.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot_spectra needs matplotlib: pip install 'primal-dt[plots]'") from error
+    if not spectra:
+        raise ValueError("there is no spectrum to plot")
+
+    figure = Figure(figsize=(0.8 + 3.2 * len(spectra), 3.0), layout="constrained")
+    panels = figure.subplots(1, len(spectra), sharey=True, squeeze=False)[0]
+    for panel, (name, spectrum) in zip(panels, spectra.items(), strict=True):
+        explained = spectrum.explained_variance.mean(0).cpu()  # (H, L)
+        index = torch.arange(1, explained.shape[-1] + 1)
+        for head, curve in enumerate(explained):
+            rank = spectrum.effective_rank[:, head].mean().item()
+            panel.plot(index.tolist(), curve.tolist(), label=f"head {head}: effective rank {rank:.1f}")
+        panel.set(title=name, xlabel="singular value")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="small", loc="lower right")
+    panels[0].set(ylabel="cumulative explained variance", ylim=(0.0, 1.02))
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
