@@ -3,8 +3,7 @@
 from primal_dt.attention.build import ATTENTION_KINDS, CAUSAL_KINDS, build_attention
 from primal_dt.attention.causal import CausalPrimalAttention, PrimalState, PrimalWindow
 from primal_dt.attention.flowformer import FlowformerAttention
-from primal_dt.attention.ksvd import ksvd_objective
-from primal_dt.attention.layer import AttentionLayer, AttentionOutput, Positions
+from primal_dt.attention.layer import AttentionLayer, AttentionOutput, DualAttention, Positions
 from primal_dt.attention.linear import CosformerAttention, LinearAttention, PerformerAttention
 from primal_dt.attention.linformer import LinformerAttention
 from primal_dt.attention.nystromformer import NystromformerAttention
@@ -22,6 +21,7 @@ __all__ = [
     "BatchNormAttention",
     "CausalPrimalAttention",
     "CosformerAttention",
+    "DualAttention",
     "FlowformerAttention",
     "LinearAttention",
     "LinformerAttention",
@@ -36,7 +36,6 @@ __all__ = [
     "SoftmaxAttention",
     "Spectrum",
     "build_attention",
-    "ksvd_objective",
     "layer_spectrum",
     "model_spectra",
     "plot_spectra",

@@ -71,7 +71,7 @@ class CausalPrimalAttention(PrimalAttention):
 
     def initial_state(self, batch_size: int) -> PrimalState:
         """The state before the first token."""
-        weight = self.query.weight
+        weight = self.query_key.weight
         dtype = at_least_float32(weight.dtype)
         key_sum = None
         if isinstance(self.feature_map, ExponentialMap):
@@ -98,21 +98,20 @@ class CausalPrimalAttention(PrimalAttention):
         context = (total / count.clamp(min=1)[:, None]).to(x.dtype)[:, None]  # (B, 1, D)
         key_sum = state.key_sum
         if isinstance(self.feature_map, ExponentialMap) and key_sum is not None:
-            q, k = self._queries_and_keys(context)  # (B, 1, H, P)
-            g_q, g_k = self.feature_map.unnormalized(q), self.feature_map.unnormalized(k)
-            key_sum = key_sum + (g_k * seen[:, None, None, None])[:, 0]
-            phi_q, phi_k = self.feature_map.normalize(g_q, g_k, key_sum[:, None])
+            g = self.feature_map.unnormalized(self._queries_and_keys(context))  # (B, 1, 2, H, P)
+            key_sum = key_sum + g[:, 0, 1] * seen[:, None, None]
+            phi = self.feature_map.normalized(g, key_sum[:, None])
         else:
-            phi_q, phi_k = self._features(context, None)  # (B, 1, H, P)
-        scores = self._scores(phi_q, phi_k, self._projections(context, None))
-        hidden = self._emit(self._merge(*scores), seen[:, None], None)[:, 0]
+            phi = self._features(context, None)  # (B, 1, 2, H, P)
+        scores = self._scores(phi, self._weights(context, None))
+        hidden = self._emit(self._merge(scores), seen[:, None], None)[:, 0]
         return hidden, PrimalState(total, count, key_sum)
 
     def initial_window(self, batch_size: int, window: int) -> PrimalWindow:
         """A ring of ``window`` tokens, still empty."""
         if window < 1:
             raise ValueError(f"window ({window}) must be at least 1")
-        weight = self.query.weight
+        weight = self.query_key.weight
         return PrimalWindow(
             ring=weight.new_zeros(batch_size, window, self.width),
             num_tokens=weight.new_zeros(batch_size, dtype=torch.int64),

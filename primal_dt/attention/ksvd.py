@@ -1,6 +1,6 @@
 """The KSVD objective J (paper, eq. 6 and 11), whose zero is necessary for a singular value decomposition.
 
-Axes: B batch, L tokens, H heads, R rank.
+Axes: B batch, L tokens, H heads, R rank; and an axis of 2, e first, r second.
 """
 
 from torch import Tensor
@@ -10,29 +10,28 @@ from primal_dt.attention.layer import at_least_float32
 __all__ = ["ksvd_objective"]
 
 
-def ksvd_objective(e_scores: Tensor, r_scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | None) -> Tensor:
+def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | None) -> Tensor:
     """``J = 1/2 mean_i |Lambda^(1/2) e_i|^2 + 1/2 mean_j |Lambda^(1/2) r_j|^2 - Tr(W_e' W_r)``, mean over heads.
 
     The means run over the valid tokens; a sequence without any has J = 0. The paper writes sums over
     tokens, its experiments use means: they agree if Lambda is scaled by the number of tokens.
 
     Args:
-        e_scores: (B, L, H, R), scores on the left singular vectors.
-        r_scores: (B, L, H, R), on the right.
+        scores: (2, H, B, L, R), e and r.
         lam: (H, R), the diagonal of Lambda.
-        trace: (H,) or (B, H), ``Tr(W_e' W_r)`` of the raw weights.
+        trace: (H, B or 1), ``Tr(W_e' W_r)`` of the raw weights.
         valid: (B, L), True = real; None if all are.
 
     Returns:
         (B,), J of each sequence, in float32 at least.
     """
-    dtype = at_least_float32(e_scores.dtype)
-    energy = e_scores.to(dtype).square() + r_scores.to(dtype).square()  # (B, L, H, R)
+    dtype = at_least_float32(scores.dtype)
+    energy = scores.to(dtype).square()  # (2, H, B, L, R)
     if valid is None:
-        mean_energy = energy.mean(1)  # (B, H, R)
+        mean_energy = energy.mean(3)  # (2, H, B, R)
     else:
         count = valid.sum(1).clamp(min=1)  # (B,)
-        mean_energy = energy.masked_fill(~valid[:, :, None, None], 0.0).sum(1) / count[:, None, None]
-    per_head = 0.5 * (mean_energy * lam.to(dtype)).sum(-1) - trace.to(dtype)  # (B, H)
-    objective = per_head.mean(-1)  # (B,)
+        mean_energy = energy.masked_fill(~valid[:, :, None], 0.0).sum(3) / count[:, None]
+    per_head = 0.5 * (mean_energy.sum(0) * lam.to(dtype)[:, None]).sum(-1) - trace.to(dtype)  # (H, B)
+    objective = per_head.mean(0)  # (B,)
     return objective if valid is None else objective.masked_fill(~valid.any(1), 0.0)

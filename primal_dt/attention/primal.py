@@ -1,7 +1,7 @@
 """Primal-Attention: self-attention in the primal form of an asymmetric kernel SVD (arXiv 2305.19798).
 
 Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, R rank, N rows of data-dependent
-weights.
+weights; and an axis of 2: queries and keys, phi_q and phi_k, e and r go side by side through the same products.
 """
 
 from typing import ClassVar, Literal, NamedTuple
@@ -25,11 +25,9 @@ __all__ = ["FeatureMapName", "PrimalAttention"]
 FeatureMapName = Literal["cosine", "exponential"]
 
 
-class _Projections(NamedTuple):
-    e_weight: Tensor
-    """(H, P, R), or (B, H, P, R) if they depend on the data: W_{e|X}."""
-    r_weight: Tensor
-    """The same shape: W_{r|X}."""
+class _Weights(NamedTuple):
+    projections: Tensor
+    """W_{e|X} and W_{r|X}: (2, H, P, R), or (2, B, H, P, R) if they depend on the data."""
     used: Tensor | None
     """(B, N), which rows of the parameters took part; None if they do not depend on the data."""
 
@@ -90,8 +88,7 @@ class PrimalAttention(AttentionLayer):
         self.rank = rank
         self.data_dependent = data_dependent
         self.feature_map = self._build_feature_map(feature_map)
-        self.query = nn.Linear(width, width, bias=bias)
-        self.key = nn.Linear(width, width, bias=bias)
+        self.query_key = nn.Linear(width, 2 * width, bias=bias)  # W_q over W_k
 
         rows = self.head_width
         if data_dependent:
@@ -104,7 +101,7 @@ class PrimalAttention(AttentionLayer):
 
     def reset_parameters(self) -> None:
         """Draw the weights anew."""
-        for linear in (self.query, self.key, self.merge, self.output):
+        for linear in (self.query_key, self.merge, self.output):
             linear.reset_parameters()
         for head in (*self.e_weight.unbind(), *self.r_weight.unbind()):
             nn.init.orthogonal_(head)
@@ -126,32 +123,33 @@ class PrimalAttention(AttentionLayer):
         with_objective: bool = False,
     ) -> AttentionOutput:
         x = self._clear_padding(x, valid, positions)
-        projections = self._projections(x, valid)
         context = self._context(x, valid)  # (B, L, D)
+        weights = self._weights(x, valid)
 
         # J needs the scores of all tokens, a normalised map the features of all; otherwise only chosen
         # tokens are computed from here on.
         if with_objective:
-            e, r = self._scores(*self._features(context, valid), projections)  # (B, L, H, R)
-            objective = ksvd_objective(e, r, self.lambda_, self._trace(projections.used), valid)
-            e, r = select(e, positions), select(r, positions)  # (B, M, H, R)
+            scores = self._scores(self._features(context, valid), weights)  # (2, H, B, L, R)
+            objective = ksvd_objective(scores, self.lambda_, self._trace(weights.used), valid)
+            if positions is not None:
+                scores = scores[:, :, :, positions]  # (2, H, B, M, R)
         else:
             objective = None
             if self.feature_map.pointwise:
-                phi_q, phi_k = self._features(select(context, positions), None)  # (B, M, H, P)
+                phi = self._features(select(context, positions), None)  # (B, M, 2, H, P)
             else:
-                phi_q, phi_k = (select(phi, positions) for phi in self._features(context, valid))
-            e, r = self._scores(phi_q, phi_k, projections)  # (B, M, H, R)
-        return AttentionOutput(self._emit(self._merge(e, r), valid, positions), objective)
+                phi = select(self._features(context, valid), positions)
+            scores = self._scores(phi, weights)  # (2, H, B, M, R)
+        return AttentionOutput(self._emit(self._merge(scores), valid, positions), objective)
 
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, H, L, L), ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``, the matrix whose SVD the layer pursues."""
         x = self._clear_padding(x, valid)
-        phi_q, phi_k = self._features(self._context(x, valid), valid)  # (B, L, H, P)
+        phi = self._features(self._context(x, valid), valid)  # (B, L, 2, H, P)
         if self.data_dependent:
             rows, _ = self._rows(x, valid)  # (B, N, H, P)
-            phi_q = torch.einsum("bnhp,blhp->blhn", rows, phi_q)
-            phi_k = torch.einsum("bnhp,blhp->blhn", rows, phi_k)
+            phi = torch.einsum("bnhp,blshp->blshn", rows, phi)
+        phi_q, phi_k = phi.unbind(2)
         matrix = torch.einsum("blhp,bmhp->bhlm", phi_q, phi_k)
         if valid is None:
             return matrix
@@ -171,33 +169,28 @@ class PrimalAttention(AttentionLayer):
         """(B, L, D), what queries and keys are projected from: here the tokens themselves."""
         return x
 
-    def _queries_and_keys(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, L, D) -> q, k, each (B, L, H, P)."""
-        heads = (self.num_heads, self.head_width)
-        return self.query(context).unflatten(-1, heads), self.key(context).unflatten(-1, heads)
+    def _queries_and_keys(self, context: Tensor) -> Tensor:
+        """(B, L, D) -> (B, L, 2, H, P)."""
+        return self.query_key(context).unflatten(-1, (2, self.num_heads, self.head_width))
 
-    def _features(self, context: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(B, L, D) -> phi_q, phi_k, each (B, L, H, P)."""
-        phi_q, phi_k = self.feature_map(*self._queries_and_keys(context), valid)
-        return phi_q, phi_k
+    def _features(self, context: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, L, D) -> phi_q, phi_k as (B, L, 2, H, P)."""
+        return self.feature_map(self._queries_and_keys(context), valid)
 
-    def _projections(self, x: Tensor, valid: Tensor | None) -> _Projections:
+    def _weights(self, x: Tensor, valid: Tensor | None) -> _Weights:
+        parameters = torch.stack((self.e_weight, self.r_weight))  # (2, H, P, R) or (2, H, N, R)
         if not self.data_dependent:
-            return _Projections(self.e_weight, self.r_weight, None)
+            return _Weights(parameters, None)
         rows, used = self._rows(x, valid)  # (B, N, H, P), (B, N)
-        n = rows.shape[1]  # a short batch uses the first rows of the parameter
-        e_weight, r_weight = (
-            torch.einsum("bnhp,hnr->bhpr", rows, weight[:, :n].to(rows.dtype))
-            for weight in (self.e_weight, self.r_weight)
-        )
-        return _Projections(e_weight, r_weight, used)
+        n = rows.shape[1]  # a short batch uses the first rows of the parameters
+        return _Weights(torch.einsum("bnhp,shnr->sbhpr", rows, parameters[:, :, :n].to(rows.dtype)), used)
 
     def _trace(self, used: Tensor | None) -> Tensor:
-        """Tr(W_e' W_r), (H,) or (B, H), of the raw parameters: with W_{e|X} in it Lemma 4.2 would not hold."""
+        """Tr(W_e' W_r), (H, B or 1), of the raw parameters: with W_{e|X} in it Lemma 4.2 would not hold."""
         by_row = (self.e_weight * self.r_weight).sum(-1)  # (H, P) or (H, N)
         if used is None:
-            return by_row.sum(-1)
-        return used.to(by_row.dtype) @ by_row[:, : used.shape[1]].T
+            return by_row.sum(-1, keepdim=True)
+        return by_row[:, : used.shape[1]] @ used.to(by_row.dtype).T
 
     def _rows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """X' (B, N, H, P), evenly spaced tokens of each sequence, zero past its last; and which are used (B, N)."""
@@ -205,16 +198,14 @@ class PrimalAttention(AttentionLayer):
         rows = x.take_along_dim(index[..., None], 1).masked_fill(~used[..., None], 0.0)  # (B, N, D)
         return rows.unflatten(-1, (self.num_heads, self.head_width)), used
 
-    def _scores(self, phi_q: Tensor, phi_k: Tensor, projections: _Projections) -> tuple[Tensor, Tensor]:
-        """phi_q, phi_k (B, M, H, P) -> e, r, each (B, M, H, R)."""
-        equation = "bmhp,bhpr->bmhr" if self.data_dependent else "bmhp,hpr->bmhr"
-        e_weight, r_weight, _ = projections
-        e = torch.einsum(equation, phi_q, e_weight.to(phi_q.dtype))
-        r = torch.einsum(equation, phi_k, r_weight.to(phi_k.dtype))
-        return e, r
+    def _scores(self, phi: Tensor, weights: _Weights) -> Tensor:
+        """phi_q, phi_k (B, M, 2, H, P) -> e, r as (2, H, B, M, R), the order in which the product leaves them."""
+        equation = "bmshp,sbhpr->shbmr" if self.data_dependent else "bmshp,shpr->shbmr"
+        return torch.einsum(equation, phi, weights.projections.to(phi.dtype))
 
-    def _merge(self, e: Tensor, r: Tensor) -> Tensor:
-        """[e; r] -> (B, M, H, P), the linear map applied to its two halves without joining them."""
+    def _merge(self, scores: Tensor) -> Tensor:
+        """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without joining the two first."""
+        e, r = scores.to(self.merge.weight.dtype).unbind()
         e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
-        dtype = self.merge.weight.dtype
-        return F.linear(e.to(dtype), e_map, self.merge.bias) + F.linear(r.to(dtype), r_map)
+        merged = F.linear(e, e_map, self.merge.bias) + F.linear(r, r_map)  # (H, B, M, P)
+        return merged.permute(1, 2, 0, 3)

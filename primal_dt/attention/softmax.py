@@ -30,10 +30,29 @@ def softmax_mix(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
+def explicit_softmax_mix(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    valid: Tensor | None,
+    positions: Positions,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The same with the M x L matrix in memory."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, M, L)
+    mask = attention_mask(k[:, 0], valid, positions, causal=causal)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return F.dropout(scores.softmax(-1), dropout) @ v
+
+
 class SoftmaxAttention(DualAttention):
-    """``K_ij = softmax_j(<q_i, k_j> / sqrt(P))``, through ``scaled_dot_product_attention``.
+    """``K_ij = softmax_j(<q_i, k_j> / sqrt(P))``: canonical attention.
 
     Args:
+        fused: through ``scaled_dot_product_attention``; else with the matrix in memory.
         attention_dropout: on the attention weights; ``dropout`` is after the output projection.
     """
 
@@ -45,6 +64,7 @@ class SoftmaxAttention(DualAttention):
         width: int,
         num_heads: int,
         causal: bool = False,
+        fused: bool = True,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         bias: bool = True,
@@ -52,6 +72,7 @@ class SoftmaxAttention(DualAttention):
         super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias)
         if not 0.0 <= attention_dropout < 1.0:
             raise ValueError(f"attention_dropout ({attention_dropout}) must be at least 0 and below 1")
+        self.fused = fused
         self.attention_dropout = attention_dropout
 
     def forward(
@@ -65,8 +86,9 @@ class SoftmaxAttention(DualAttention):
         x = self._clear_padding(x, valid, positions)
         q = self._split(self.query(select(x, positions)))  # (B, H, M, P): no query where none is wanted
         k, v = self._split(self.key(x)), self._split(self.value(x))  # (B, H, L, P)
+        mix = softmax_mix if self.fused else explicit_softmax_mix
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = softmax_mix(q, k, v, valid, positions, causal=self.causal, dropout=dropout)
+        mixed = mix(q, k, v, valid, positions, causal=self.causal, dropout=dropout)
         return AttentionOutput(self._emit(mixed.transpose(1, 2), valid, positions), None)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "primal": {"rank": 5},
     "primal, exponential": {"rank": 5, "feature_map": "exponential"},
     "primal, data-dependent": {"rank": 3, "data_dependent": True, "rank_multi": 4},
+    "softmax, explicit": {"fused": False},
     "performer": {"num_features": 16},
     "cosformer": {"horizon": 64},
     "reformer": {"num_buckets": 4, "num_rounds": 3, "chunk_size": 4},
@@ -20,8 +21,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "attention_sh": {"strides": (1, 2, 3)},
 }
 
-BIDIRECTIONAL = [*ATTENTION_KINDS, "primal, exponential", "primal, data-dependent"]
-CAUSAL = [*CAUSAL_KINDS, "primal, exponential"]
+BIDIRECTIONAL = [*ATTENTION_KINDS, "primal, exponential", "primal, data-dependent", "softmax, explicit"]
+CAUSAL = [*CAUSAL_KINDS, "primal, exponential", "softmax, explicit"]
 VARIANTS = [(name, False) for name in BIDIRECTIONAL] + [(name, True) for name in CAUSAL]
 PRIMAL_VARIANTS = [variant for variant in VARIANTS if variant[0].startswith("primal")]
 BASELINE_VARIANTS = [variant for variant in VARIANTS if not variant[0].startswith("primal")]

@@ -25,7 +25,7 @@ def test_the_kinds_are_those_of_the_papers() -> None:
     [
         ({"kind": "sofmax"}, "unknown attention kind 'sofmax': it must be one of primal, softmax"),
         ({"kind": "linformer", "causal": True, "max_length": 8}, "'linformer' is bidirectional only; causal kinds"),
-        ({"kind": "softmax", "rank": 8}, "'softmax' has no option rank; its options: attention_dropout, bias"),
+        ({"kind": "softmax", "rank": 8}, "'softmax' has no option rank; its options: attention_dropout, bias, fused"),
         ({"kind": "linformer"}, "'linformer' needs the option max_length"),
         ({"kind": "softmax", "width": 130, "num_heads": 4}, r"width \(130\) must be divisible by num_heads \(4\)"),
         ({"kind": "softmax", "num_heads": 0}, r"num_heads \(0\)"),
@@ -96,7 +96,7 @@ def test_every_parameter_receives_a_gradient(name: str, causal: bool) -> None:
     x, valid = pad(make_batch((10, 6)), 12, "both")
     hidden, objective = layer(x, valid, with_objective=True)
     (hidden.sin().sum() + (0 if objective is None else objective.square().sum())).backward()
-    without = {"key.bias"} if name == "softmax" else set()
+    without = {"key.bias"} if name.startswith("softmax") else set()
     for parameter_name, parameter in layer.named_parameters():
         assert parameter.grad is not None
         largest = parameter.grad.abs().max()

@@ -1,5 +1,7 @@
 """Outputs at chosen positions equal all outputs, selected."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -50,13 +52,13 @@ def test_the_primal_layer_computes_only_what_is_asked_for(
     tokens: dict[str, int] = {}
     scores, merge = layer._scores, layer._merge
 
-    def watch_scores(phi_q: Tensor, phi_k: Tensor, projections: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        tokens["scores"] = phi_q.shape[1]
-        return scores(phi_q, phi_k, projections)  # type: ignore[arg-type]
+    def watch_scores(phi: Tensor, weights: Any) -> Tensor:
+        tokens["scores"] = phi.shape[1]
+        return scores(phi, weights)
 
-    def watch_merge(e: Tensor, r: Tensor) -> Tensor:
-        tokens["merge"] = e.shape[1]
-        return merge(e, r)
+    def watch_merge(values: Tensor) -> Tensor:
+        tokens["merge"] = values.shape[3]
+        return merge(values)
 
     def watch_dropout(_: torch.nn.Module, args: tuple[Tensor]) -> None:
         tokens["dropout"] = args[0].shape[1]

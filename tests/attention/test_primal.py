@@ -8,6 +8,7 @@ from torch import Tensor
 
 from primal_dt import CausalPrimalAttention, PrimalAttention
 from primal_dt.attention import AttentionLayer
+from primal_dt.attention.feature_maps import unit
 
 from .kinds import NUM_HEADS, PRIMAL_VARIANTS, WIDTH, make_batch, make_layer, pad
 
@@ -23,7 +24,7 @@ def slow_primal(layer: AttentionLayer, x: Tensor, valid: Tensor) -> tuple[Tensor
     for tokens, real in zip(x, valid, strict=True):
         sequence = tokens[real]
         n = len(sequence)
-        queries, keys = layer.query(sequence), layer.key(sequence)
+        queries, keys = layer.query_key(sequence).chunk(2, dim=-1)
         heads: list[list[Tensor]] = [[] for _ in range(n)]
         objective = x.new_zeros(())
         for h in range(layer.num_heads):
@@ -156,7 +157,7 @@ def test_exponential_features_estimate_the_normalised_exponential_kernel() -> No
     torch.manual_seed(0)
     layer = PrimalAttention(width=4, num_heads=1, feature_map="exponential", bias=False).double()
     x = 0.5 * torch.randn(1, 5, 4, dtype=torch.float64)
-    q, k = layer.query(x)[0], layer.key(x)[0]
+    q, k = layer.query_key(x)[0].chunk(2, dim=-1)
     exact = torch.exp(q @ k.T / math.sqrt(4))
     products = torch.zeros(5, 5, dtype=torch.float64)
     draws = 20_000
@@ -205,3 +206,18 @@ def test_data_dependent_weights_are_refused_in_the_causal_layer() -> None:
 def test_max_length_caps_the_rows_of_data_dependent_weights() -> None:
     layer = PrimalAttention(width=8, num_heads=2, rank=3, data_dependent=True, rank_multi=10, max_length=12)
     assert layer.e_weight.shape == (2, 12, 3)
+
+
+def test_the_cosine_map_keeps_directions_and_stays_finite_at_zero() -> None:
+    torch.manual_seed(0)
+    z = torch.randn(5, 3, 4, dtype=torch.float64)
+    z[0, 0] = 0.0
+    z.requires_grad_()
+    direction = unit(z)
+    torch.testing.assert_close(direction[1:].norm(dim=-1), torch.ones(4, 3, dtype=torch.float64))
+    assert (direction[0, 0] == 0).all()
+    (gradient,) = torch.autograd.grad(direction.sum(), z)
+    assert gradient.isfinite().all()
+    assert torch.autograd.gradcheck(unit, z[1:].detach().requires_grad_())
+    assert torch.autograd.gradgradcheck(unit, z[1:].detach().requires_grad_())
+    torch.testing.assert_close(torch.func.vmap(unit)(z), direction)

@@ -47,8 +47,8 @@ def features(layer: PrimalAttention, x: Tensor) -> tuple[Tensor, Tensor]:
     context = x
     if layer.causal:
         context = torch.stack([x[: i + 1].mean(0) for i in range(len(x))])
-    q = (context @ layer.query.weight.T + layer.query.bias).view(len(x), HEADS, HEAD_WIDTH).transpose(0, 1)
-    k = (context @ layer.key.weight.T + layer.key.bias).view(len(x), HEADS, HEAD_WIDTH).transpose(0, 1)
+    queries_keys = context @ layer.query_key.weight.T + layer.query_key.bias
+    q, k = (half.view(len(x), HEADS, HEAD_WIDTH).transpose(0, 1) for half in queries_keys.chunk(2, dim=-1))
     if not hasattr(layer.feature_map, "directions"):
         return q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
     directions = layer.feature_map.directions
@@ -95,8 +95,8 @@ def scores(solution: Solution) -> tuple[Tensor, Tensor]:
     """The layer's own e and r (H, L, R)."""
     layer, x = solution.layer, solution.x[None]
     phi = layer._features(layer._context(x, None), None)
-    e, r = layer._scores(*phi, layer._projections(x, None))
-    return e[0].transpose(0, 1), r[0].transpose(0, 1)
+    e, r = layer._scores(phi, layer._weights(x, None))[:, :, 0]
+    return e, r
 
 
 SIZES = [(4, 2, 0), (6, 6, 1), (17, 6, 2), (40, 3, 3)]  # length, rank, seed
@@ -172,12 +172,12 @@ def test_the_trace_takes_the_raw_weights() -> None:
     """With the data-dependent W_{e|X} in the trace, Lemma 4.2 fails: the SVD would not give J = 0."""
     solution = solve("data-dependent", length=17, rank=4, rows=2, seed=0, dtype=torch.float64)
     layer, x = solution.layer, solution.x[None]
-    e_weight, r_weight, used = layer._projections(x, None)
-    raw = layer._trace(used)
-    conditioned = (e_weight * r_weight).sum((-2, -1))
+    projections, used = layer._weights(x, None)
+    raw = layer._trace(used)[:, 0]
+    conditioned = projections.prod(0)[0].sum((-2, -1))
     assert layer.e_weight.shape[1] == 8
     assert (raw - conditioned).abs().min() > 1e-2
-    torch.testing.assert_close(raw[0], solution.values.sum(-1))
+    torch.testing.assert_close(raw, solution.values.sum(-1))
 
 
 def test_a_short_sequence_uses_the_first_rows_in_scores_and_trace_alike() -> None:

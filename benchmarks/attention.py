@@ -1,0 +1,299 @@
+"""Time and memory of every kind of attention against the length of the sequence.
+
+    python -m benchmarks.attention
+
+Forward and backward of one layer, as it is trained (Primal-Attention with its objective), interleaved in one
+process. Memory: the peak of one forward and backward above the process at rest, each cell in a fresh process.
+"""
+
+import csv
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from benchmarks.measure import Timing, matrix_product_rate, peak_memory_mib, run_alone, time_interleaved
+from benchmarks.table import format_table
+from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
+
+WIDTH, NUM_HEADS, RANK = 128, 2, 32
+PRIMAL, EXPLICIT, FUSED = "primal", "softmax, matrix in memory", "softmax, fused"
+RATE_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to measure, and where to put it."""
+
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
+    """Sequence lengths."""
+    seconds: float = 2.0
+    """How long each cell is timed."""
+    threads: int | None = None
+    """CPU threads; torch's own choice if not given."""
+    device: str = "cpu"
+    """Where to run."""
+    out: Path = Path("runs/benchmarks/attention")
+    """Folder for attention.csv, attention.png and attention.md."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the tables."""
+
+    label: str
+    causal: bool
+
+    @property
+    def name(self) -> str:
+        """The label, with its direction."""
+        return f"{self.label} ({'causal' if self.causal else 'bidirectional'})"
+
+    def build(self, length: int) -> AttentionLayer:
+        """The layer, ready for sequences of this length."""
+        kind, _, _ = self.label.partition(",")
+        options: dict[str, dict[str, Any]] = {
+            PRIMAL: {"rank": RANK},
+            "primal, data-dependent": {"rank": RANK, "data_dependent": True},
+            EXPLICIT: {"fused": False},
+            "cosformer": {"horizon": length},
+            "linformer": {"max_length": length},
+        }
+        torch.manual_seed(0)
+        return build_attention(
+            kind, width=WIDTH, num_heads=NUM_HEADS, causal=self.causal, **options.get(self.label, {})
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layer at one length."""
+
+    variant: Variant
+    length: int
+    timing: Timing | None
+    memory_mib: float | None
+
+
+def variants() -> list[Variant]:
+    """All kinds in both directions, as far as they go."""
+    baselines = [kind for kind in ATTENTION_KINDS if kind not in ("primal", "softmax")]
+    labels = [PRIMAL, "primal, data-dependent", EXPLICIT, FUSED, *baselines]
+    causal = [label for label in labels if label.partition(",")[0] in CAUSAL_KINDS and "data" not in label]
+    return [Variant(label, False) for label in labels] + [Variant(label, True) for label in causal]
+
+
+def training_step(variant: Variant, length: int, device: torch.device) -> Callable[[], None]:
+    """Forward and backward of one sequence."""
+    layer = variant.build(length).to(device)
+    x = torch.randn(1, length, WIDTH, device=device, requires_grad=True)
+
+    def step() -> None:
+        layer.zero_grad()
+        x.grad = None
+        output = layer(x, with_objective=True)
+        loss: Tensor = output.hidden.square().mean()
+        if output.objective is not None:
+            loss = loss + 0.05 * output.objective.square().mean()
+        loss.backward()
+
+    return step
+
+
+def measure_memory(variant: Variant, length: int, device_name: str) -> float:
+    """One cell of the memory table; called in a process of its own."""
+    device = torch.device(device_name)
+    return peak_memory_mib(training_step(variant, 8, device), training_step(variant, length, device), device)
+
+
+def measure(config: Config, device: torch.device, note: Callable[[str], None]) -> tuple[list[Cell], dict[int, float]]:
+    """All cells, and the rate of matrix products (FLOP/s) measured among them, by length."""
+    cells, rates = [], {}
+    for length in config.lengths:
+        memory: dict[Variant, float | None] = {}
+        for variant in variants():
+            note(f"{length} tokens: memory of {variant.name}")
+            try:
+                memory[variant] = run_alone(measure_memory, variant, length, config.device)
+            except MemoryError:
+                memory[variant] = None
+        calls: dict[str, Callable[[], object]] = {
+            variant.name: training_step(variant, length, device)
+            for variant, needed in memory.items()
+            if needed is not None
+        }
+        calls["matrix product"] = matrix_product_rate(device, size=RATE_SIZE)
+        timings = time_interleaved(
+            calls,
+            seconds=config.seconds,
+            device=device,
+            on_call=lambda name, length=length: note(f"{length} tokens: time of {name}"),  # type: ignore[misc]
+        )
+        rates[length] = 2 * RATE_SIZE**3 / timings["matrix product"].median
+        cells += [Cell(v, length, timings.get(v.name), needed) for v, needed in memory.items()]
+    return cells, rates
+
+
+def primal_flops(length: int) -> int:
+    """Floating-point operations of the matrix products of a step: 2 per multiply-add, forward once, backward twice."""
+    projections = 3 * WIDTH * WIDTH  # query, key, output
+    head_width = WIDTH // NUM_HEADS
+    scores_and_merge = NUM_HEADS * (2 * head_width * RANK + 2 * RANK * head_width)
+    return 3 * 2 * length * (projections + scores_and_merge)
+
+
+def tables(cells: Sequence[Cell], lengths: Sequence[int]) -> Iterator[str]:
+    """Time and memory, a row per variant and a column per length."""
+    found = {(cell.variant, cell.length): cell for cell in cells}
+    for causal in (False, True):
+        rows = [variant for variant in variants() if variant.causal is causal]
+        direction = "Causal" if causal else "Bidirectional"
+        header = [f"{direction} layers", *(f"{length:,}" for length in lengths)]
+        yield f"{direction} layers: milliseconds of a forward and backward (median) by tokens\n\n" + format_table(
+            header, [[row.label, *(_milliseconds(found[row, length]) for length in lengths)] for row in rows]
+        )
+        yield (
+            f"{direction} layers: peak memory (MiB) of a forward and backward, above rest, by tokens\n\n"
+            + format_table(
+                header, [[row.label, *(_mebibytes(found[row, length]) for length in lengths)] for row in rows]
+            )
+        )
+
+
+def _milliseconds(cell: Cell) -> str:
+    return "does not fit" if cell.timing is None else f"{1e3 * cell.timing.median:,.1f}"
+
+
+def _mebibytes(cell: Cell) -> str:
+    return "does not fit" if cell.memory_mib is None else f"{cell.memory_mib:,.1f}"
+
+
+def findings(cells: Sequence[Cell], rates: dict[int, float]) -> Iterator[str]:
+    """What the layer should show, and whether it does."""
+    seconds = {(c.variant.label, c.variant.causal, c.length): c.timing.median for c in cells if c.timing}
+    memory = {(c.variant.label, c.variant.causal, c.length): c.memory_mib for c in cells if c.memory_mib}
+
+    def verdict(claim: str, value: float, bar: float, *, at_least: bool) -> str:
+        met = value >= bar if at_least else value <= bar
+        sign = "at least" if at_least else "at most"
+        return f"[{'met' if met else 'MISSED'}] {claim}: {value:.2f} (bar: {sign} {bar:g})"
+
+    for causal in (False, True):
+        name = "causal" if causal else "bidirectional"
+        if {(PRIMAL, causal, n) for n in (1024, 16384)} <= seconds.keys():
+            growth = seconds[PRIMAL, causal, 16384] / 16384 / (seconds[PRIMAL, causal, 1024] / 1024)
+            yield verdict(f"{name}: time per token at 16,384 over 1,024", growth, 1.3, at_least=False)
+        own = seconds.get((PRIMAL, causal, 4096))
+        if own is None:
+            continue
+        peers = {
+            label: t for (label, c, n), t in seconds.items() if c is causal and n == 4096 and "primal" not in label
+        }
+        for label, bar in ((EXPLICIT, 20.0), (FUSED, 8.0)):
+            if label in peers:
+                yield verdict(f"{name}: times as fast as {label}, 4,096", peers[label] / own, bar, at_least=True)
+        if (EXPLICIT, causal, 4096) in memory:
+            saving = memory[EXPLICIT, causal, 4096] / memory[PRIMAL, causal, 4096]
+            yield verdict(f"{name}: times less memory than {EXPLICIT}, 4,096", saving, 20.0, at_least=True)
+        rival = min(peers, key=peers.__getitem__)
+        yield verdict(
+            f"{name}: times as fast as the next kind ({rival}), 4,096", peers[rival] / own, 1.0, at_least=True
+        )
+    if (PRIMAL, True, 4096) in seconds:
+        ratio = seconds[PRIMAL, True, 4096] / seconds[PRIMAL, False, 4096]
+        yield verdict("causal over bidirectional Primal-Attention, 4,096", ratio, 1.5, at_least=False)
+    for length, rate in rates.items():
+        bound = primal_flops(length) / rate
+        share = bound / seconds[PRIMAL, False, length]
+        yield (
+            f"roofline, {length:,} tokens: the matrix products of Primal-Attention alone take {1e3 * bound:.1f} ms "
+            f"at the {rate / 1e9:.0f} GFLOP/s measured in this run; the layer runs at {share:.0%} of that"
+        )
+
+
+def save_csv(cells: Sequence[Cell], path: Path) -> None:
+    """One line per cell."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["kind", "causal", "tokens", "median_s", "lower_quartile_s", "upper_quartile_s", "calls", "peak_memory_mib"]
+        )
+        for cell in cells:
+            t = cell.timing
+            times = ["", "", "", ""] if t is None else [t.median, t.lower_quartile, t.upper_quartile, t.calls]
+            memory = "" if cell.memory_mib is None else cell.memory_mib
+            writer.writerow([cell.variant.label, cell.variant.causal, cell.length, *times, memory])
+
+
+def save_plot(cells: Sequence[Cell], path: Path) -> None:
+    """Time and memory against length, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey="row")
+    labels = list(dict.fromkeys(variant.label for variant in variants()))
+    for causal in (False, True):
+        top, bottom = panels[0, int(causal)], panels[1, int(causal)]
+        for number, label in enumerate(labels):
+            own = [c for c in cells if c.variant == Variant(label, causal)]
+            ours = label.startswith("primal")
+            style: dict[str, Any] = {
+                "color": ("black" if label == PRIMAL else "dimgrey") if ours else f"C{number - 2}",
+                "linewidth": 2.5 if ours else 1.2,
+                "marker": "o",
+                "markersize": 3,
+                "label": label,
+            }
+            timed = [(c.length, 1e3 * c.timing.median) for c in own if c.timing]
+            weighed = [(c.length, c.memory_mib) for c in own if c.memory_mib]
+            if timed:
+                top.plot(*zip(*timed, strict=True), **style)
+                bottom.plot(*zip(*weighed, strict=True), **style)
+        top.set(xscale="log", yscale="log", title="causal" if causal else "bidirectional")
+        bottom.set(xscale="log", yscale="log", xlabel="tokens")
+        bottom.set_xscale("log", base=2)
+        for panel in (top, bottom):
+            panel.grid(alpha=0.3, which="both")
+    panels[0, 0].set(ylabel="forward + backward (ms)")
+    panels[1, 0].set(ylabel="peak memory above rest (MiB)")
+    panels[0, 0].legend(fontsize="small", loc="upper left")
+    figure.suptitle(f"One attention layer, width {WIDTH}, {NUM_HEADS} heads, rank {RANK}, batch 1")
+    figure.savefig(path, dpi=120)
+
+
+def machine(device: torch.device) -> str:
+    """Where the numbers come from."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32"
+
+
+def main(config: Config) -> None:
+    """Measure, print, save."""
+    device = torch.device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    config.out.mkdir(parents=True, exist_ok=True)
+
+    def note(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    cells, rates = measure(config, device, note)
+    note("")
+    heading = f"One attention layer, width {WIDTH}, {NUM_HEADS} heads, rank {RANK}, batch 1; {machine(device)}"
+    report = "\n\n".join([heading, *tables(cells, config.lengths), "\n".join(findings(cells, rates))])
+    print(report)
+    save_csv(cells, config.out / "attention.csv")
+    (config.out / "attention.md").write_text(report + "\n")
+    save_plot(cells, config.out / "attention.png")
+    print(f"\nSaved attention.csv, attention.md and attention.png in {config.out}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
