@@ -1,5 +1,6 @@
 """Measuring side by side: interleaved times, and peak memory in processes of their own."""
 
+import ctypes
 import gc
 import multiprocessing
 import resource
@@ -86,6 +87,13 @@ def peak_memory_mib(warm_up: Callable[[], object], call: Callable[[], object], d
     own (:func:`run_alone`), since what earlier calls left behind would hide what this one takes.
     """
     warm_up()
+    square = torch.ones(1024, 1024, device=device)
+    _ = (
+        square @ square,
+        square.T @ square,
+        square @ square.T,
+    )  # libraries set up their buffers at the first large product
+    del square, _
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -136,12 +144,21 @@ def _send_result(sender: Connection, function: Callable[..., object], arguments:
     limit = _free_bytes()
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    _return_memory_at_once()
     try:
         sender.send(function(*arguments))
     except RuntimeError as error:  # torch: "can't allocate memory", "out of memory"
         sender.send(MemoryError(str(error)) if "memory" in str(error) else error)
     except BaseException as error:
         sender.send(error)
+
+
+def _return_memory_at_once() -> None:
+    """Have glibc give each large block back when it is freed, so that resident memory is memory in use."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        M_MMAP_THRESHOLD = -3  # from malloc.h
+        mallopt(M_MMAP_THRESHOLD, 1 << 16)
 
 
 def _free_bytes() -> int | None:

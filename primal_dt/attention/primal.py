@@ -205,7 +205,8 @@ class PrimalAttention(AttentionLayer):
 
     def _merge(self, scores: Tensor) -> Tensor:
         """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without joining the two first."""
-        e, r = scores.to(self.merge.weight.dtype).unbind()
+        _, H, B, M, _ = scores.shape
+        e, r = scores.to(self.merge.weight.dtype).flatten(1, 3).unbind()  # (H B M, R) each
         e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
-        merged = F.linear(e, e_map, self.merge.bias) + F.linear(r, r_map)  # (H, B, M, P)
-        return merged.permute(1, 2, 0, 3)
+        merged = torch.addmm(F.linear(e, e_map, self.merge.bias), r, r_map.T)  # (H B M, P)
+        return merged.unflatten(0, (H, B, M)).permute(1, 2, 0, 3)
