@@ -3,7 +3,8 @@
     python -m benchmarks.attention
 
 Forward and backward of one layer, as it is trained (Primal-Attention with its objective), interleaved in one
-process. Memory: the peak of one forward and backward above the process at rest, each cell in a fresh process.
+process. Memory: the peak resident memory of one forward and backward above the process at rest, each cell in a fresh
+process whose malloc gives memory back as soon as it is freed.
 """
 
 import csv
@@ -115,10 +116,12 @@ def measure_memory(variant: Variant, length: int, device_name: str) -> float:
 def measure(config: Config, device: torch.device, note: Callable[[str], None]) -> tuple[list[Cell], dict[int, float]]:
     """All cells, and the rate of matrix products (FLOP/s) measured among them, by length."""
     cells, rates = [], {}
-    for length in config.lengths:
+    for number, length in enumerate(config.lengths, 1):
+        stage = f"{number} of {len(config.lengths)}: {length:,} tokens"
+        note(stage)
         memory: dict[Variant, float | None] = {}
         for variant in variants():
-            note(f"{length} tokens: memory of {variant.name}")
+            note(f"{stage}, memory of {variant.name}")
             try:
                 memory[variant] = run_alone(measure_memory, variant, length, config.device)
             except MemoryError:
@@ -133,7 +136,7 @@ def measure(config: Config, device: torch.device, note: Callable[[str], None]) -
             calls,
             seconds=config.seconds,
             device=device,
-            on_call=lambda name, length=length: note(f"{length} tokens: time of {name}"),  # type: ignore[misc]
+            on_call=lambda name, stage=stage: note(f"{stage}, time of {name}"),  # type: ignore[misc]
         )
         rates[length] = 2 * RATE_SIZE**3 / timings["matrix product"].median
         cells += [Cell(v, length, timings.get(v.name), needed) for v, needed in memory.items()]
@@ -198,6 +201,9 @@ def findings(cells: Sequence[Cell], rates: dict[int, float]) -> Iterator[str]:
         for label, bar in ((EXPLICIT, 20.0), (FUSED, 8.0)):
             if label in peers:
                 yield verdict(f"{name}: times as fast as {label}, 4,096", peers[label] / own, bar, at_least=True)
+        if causal and FUSED in peers:
+            whole = seconds[FUSED, False, 4096] / peers[FUSED]
+            yield f"    (the fused causal kernel skips the future: {whole:.1f} times as fast as the bidirectional one)"
         if (EXPLICIT, causal, 4096) in memory:
             saving = memory[EXPLICIT, causal, 4096] / memory[PRIMAL, causal, 4096]
             yield verdict(f"{name}: times less memory than {EXPLICIT}, 4,096", saving, 20.0, at_least=True)
@@ -233,18 +239,21 @@ def save_csv(cells: Sequence[Cell], path: Path) -> None:
 
 def save_plot(cells: Sequence[Cell], path: Path) -> None:
     """Time and memory against length, both axes logarithmic."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 9), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey="row")
     labels = list(dict.fromkeys(variant.label for variant in variants()))
+    others = [label for label in labels if "primal" not in label]
+    colours = {label: colormaps["tab20"](number) for number, label in enumerate(others)}
     for causal in (False, True):
         top, bottom = panels[0, int(causal)], panels[1, int(causal)]
-        for number, label in enumerate(labels):
+        for label in labels:
             own = [c for c in cells if c.variant == Variant(label, causal)]
             ours = label.startswith("primal")
             style: dict[str, Any] = {
-                "color": ("black" if label == PRIMAL else "dimgrey") if ours else f"C{number - 2}",
+                "color": colours.get(label, "black" if label == PRIMAL else "dimgrey"),
                 "linewidth": 2.5 if ours else 1.2,
                 "marker": "o",
                 "markersize": 3,
@@ -264,13 +273,21 @@ def save_plot(cells: Sequence[Cell], path: Path) -> None:
     panels[1, 0].set(ylabel="peak memory above rest (MiB)")
     panels[0, 0].legend(fontsize="small", loc="upper left")
     figure.suptitle(f"One attention layer, width {WIDTH}, {NUM_HEADS} heads, rank {RANK}, batch 1")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
 
 
 def machine(device: torch.device) -> str:
     """Where the numbers come from."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     return f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32"
+
+
+def note_progress(text: str) -> None:
+    """One line that changes, in a terminal; elsewhere only the line that begins each length."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text.endswith("tokens"):
+        print(text, file=sys.stderr, flush=True)
 
 
 def main(config: Config) -> None:
@@ -280,12 +297,8 @@ def main(config: Config) -> None:
         torch.set_num_threads(config.threads)
     config.out.mkdir(parents=True, exist_ok=True)
 
-    def note(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    cells, rates = measure(config, device, note)
-    note("")
+    cells, rates = measure(config, device, note_progress)
+    note_progress("done\n")
     heading = f"One attention layer, width {WIDTH}, {NUM_HEADS} heads, rank {RANK}, batch 1; {machine(device)}"
     report = "\n\n".join([heading, *tables(cells, config.lengths), "\n".join(findings(cells, rates))])
     print(report)

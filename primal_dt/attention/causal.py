@@ -142,7 +142,7 @@ class CausalPrimalAttention(PrimalAttention):
             count = torch.arange(1, x.shape[1] + 1, device=x.device)[None]  # (1, L)
         else:
             count = valid.cumsum(1).clamp(min=1)  # (B, L)
-        return (total / count[..., None]).to(x.dtype)
+        return total.div_(count[..., None]).to(x.dtype)  # in place: nothing else reads the sums
 
     def _clear_token(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Check the arguments of a step; return x (B, D) with padding cleared and which tokens are real (B,)."""

@@ -68,8 +68,12 @@ class _Unit(torch.autograd.Function):
         direction, inverse = ctx.saved_tensors
         result = None
         if gradient is not None:
-            along = torch.linalg.vecdot(direction, gradient).unsqueeze(-1)
-            result = torch.addcmul(gradient, direction, along, value=-1).mul_(inverse)
+            result = gradient.clone(memory_format=torch.contiguous_format)  # in the layout of the rest
+            along = torch.einsum("...p,...p->...", direction, result).unsqueeze(-1)
+            if torch.is_grad_enabled():  # for second derivatives nothing may be overwritten
+                result = (result - direction * along) * inverse
+            else:  # fresh memory would cost more than the arithmetic
+                result = result.addcmul_(direction, along, value=-1).mul_(inverse)
         if inverse_gradient is not None:  # in second derivatives only
             through_inverse = -inverse_gradient * inverse.square() * direction
             result = through_inverse if result is None else result + through_inverse

@@ -3,7 +3,6 @@
 Axes: B batch, L tokens, H heads, R rank; and an axis of 2, e first, r second.
 """
 
-import torch
 from torch import Tensor
 
 from primal_dt.attention.layer import at_least_float32
@@ -29,8 +28,7 @@ def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | N
     dtype = at_least_float32(scores.dtype)
     if valid is not None:
         scores = scores.masked_fill(~valid[:, :, None], 0.0)
-    # The square of a norm, not a sum of squares: the same number with no array of squares, forward or backward.
-    energy = torch.linalg.vector_norm(scores, dim=3, dtype=dtype).square().sum(0)  # (H, B, R)
+    energy = scores.to(dtype).square().sum((0, 3))  # (H, B, R)
     count = scores.shape[3] if valid is None else valid.sum(1).clamp(min=1)[:, None]  # (B, 1)
     per_head = 0.5 * (lam.to(dtype)[:, None] * energy / count).sum(-1) - trace.to(dtype)  # (H, B)
     objective = per_head.mean(0)  # (B,)
