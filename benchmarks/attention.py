@@ -1,13 +1,12 @@
 """Time and memory of every kind of attention against the length of the sequence.
 
-    python -m benchmarks.attention
-
 Forward and backward of one layer, as it is trained (Primal-Attention with its objective), interleaved in one
 process. Memory: the peak resident memory of one forward and backward above the process at rest, each cell in a fresh
 process whose malloc gives memory back as soon as it is freed.
 """
 
 import csv
+import importlib.util
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +59,7 @@ class Variant:
         kind, _, _ = self.label.partition(",")
         options: dict[str, dict[str, Any]] = {
             PRIMAL: {"rank": RANK},
-            "primal, data-dependent": {"rank": RANK, "data_dependent": True},
+            "primal, data-independent": {"rank": RANK, "data_dependent": False},
             EXPLICIT: {"fused": False},
             "cosformer": {"horizon": length},
             "linformer": {"max_length": length},
@@ -84,7 +83,7 @@ class Cell:
 def variants() -> list[Variant]:
     """All kinds in both directions, as far as they go."""
     baselines = [kind for kind in ATTENTION_KINDS if kind not in ("primal", "softmax")]
-    labels = [PRIMAL, "primal, data-dependent", EXPLICIT, FUSED, *baselines]
+    labels = [PRIMAL, "primal, data-independent", EXPLICIT, FUSED, *baselines]
     causal = [label for label in labels if label.partition(",")[0] in CAUSAL_KINDS and "data" not in label]
     return [Variant(label, False) for label in labels] + [Variant(label, True) for label in causal]
 
@@ -113,9 +112,18 @@ def measure_memory(variant: Variant, length: int, device_name: str) -> float:
     return peak_memory_mib(training_step(variant, 8, device), training_step(variant, length, device), device)
 
 
-def measure(config: Config, device: torch.device, note: Callable[[str], None]) -> tuple[list[Cell], dict[int, float]]:
-    """All cells, and the rate of matrix products (FLOP/s) measured among them, by length."""
-    cells, rates = [], {}
+@dataclass(frozen=True)
+class Column:
+    """All layers at one length."""
+
+    length: int
+    cells: tuple[Cell, ...]
+    product_rate: float
+    """Of large matrix products, in FLOP/s, timed among the cells."""
+
+
+def measure(config: Config, device: torch.device, note: Callable[[str], None]) -> Iterator[Column]:
+    """Column by column."""
     for number, length in enumerate(config.lengths, 1):
         stage = f"{number} of {len(config.lengths)}: {length:,} tokens"
         note(stage)
@@ -138,31 +146,34 @@ def measure(config: Config, device: torch.device, note: Callable[[str], None]) -
             device=device,
             on_call=lambda name, stage=stage: note(f"{stage}, time of {name}"),  # type: ignore[misc]
         )
-        rates[length] = 2 * RATE_SIZE**3 / timings["matrix product"].median
-        cells += [Cell(v, length, timings.get(v.name), needed) for v, needed in memory.items()]
-    return cells, rates
+        cells = tuple(Cell(v, length, timings.get(v.name), needed) for v, needed in memory.items())
+        yield Column(length, cells, 2 * RATE_SIZE**3 / timings["matrix product"].median)
 
 
 def primal_flops(length: int) -> int:
-    """Floating-point operations of the matrix products of a step: 2 per multiply-add, forward once, backward twice."""
+    """Floating-point operations of the matrix products of a step: 2 per multiply-add, forward once, backward twice.
+
+    Of the data-independent layer; data-dependent weights add little (rank * rank_multi rows, whatever the length).
+    """
     projections = 3 * WIDTH * WIDTH  # query, key, output
     head_width = WIDTH // NUM_HEADS
     scores_and_merge = NUM_HEADS * (2 * head_width * RANK + 2 * RANK * head_width)
     return 3 * 2 * length * (projections + scores_and_merge)
 
 
-def tables(cells: Sequence[Cell], lengths: Sequence[int]) -> Iterator[str]:
+def tables(columns: Sequence[Column]) -> Iterator[str]:
     """Time and memory, a row per variant and a column per length."""
-    found = {(cell.variant, cell.length): cell for cell in cells}
+    lengths = [column.length for column in columns]
+    found = {(cell.variant, cell.length): cell for column in columns for cell in column.cells}
     for causal in (False, True):
         rows = [variant for variant in variants() if variant.causal is causal]
         direction = "Causal" if causal else "Bidirectional"
-        header = [f"{direction} layers", *(f"{length:,}" for length in lengths)]
-        yield f"{direction} layers: milliseconds of a forward and backward (median) by tokens\n\n" + format_table(
+        header = ["tokens", *(f"{length:,}" for length in lengths)]
+        yield f"{direction} layers: milliseconds of a forward and backward (median)\n\n" + format_table(
             header, [[row.label, *(_milliseconds(found[row, length]) for length in lengths)] for row in rows]
         )
         yield (
-            f"{direction} layers: peak memory (MiB) of a forward and backward, above rest, by tokens\n\n"
+            f"{direction} layers: peak memory (MiB) of a forward and backward, above rest\n\n"
             + format_table(
                 header, [[row.label, *(_mebibytes(found[row, length]) for length in lengths)] for row in rows]
             )
@@ -177,8 +188,9 @@ def _mebibytes(cell: Cell) -> str:
     return "does not fit" if cell.memory_mib is None else f"{cell.memory_mib:,.1f}"
 
 
-def findings(cells: Sequence[Cell], rates: dict[int, float]) -> Iterator[str]:
+def findings(columns: Sequence[Column]) -> Iterator[str]:
     """What the layer should show, and whether it does."""
+    cells = [cell for column in columns for cell in column.cells]
     seconds = {(c.variant.label, c.variant.causal, c.length): c.timing.median for c in cells if c.timing}
     memory = {(c.variant.label, c.variant.causal, c.length): c.memory_mib for c in cells if c.memory_mib}
 
@@ -214,71 +226,79 @@ def findings(cells: Sequence[Cell], rates: dict[int, float]) -> Iterator[str]:
     if (PRIMAL, True, 4096) in seconds:
         ratio = seconds[PRIMAL, True, 4096] / seconds[PRIMAL, False, 4096]
         yield verdict("causal over bidirectional Primal-Attention, 4,096", ratio, 1.5, at_least=False)
-    for length, rate in rates.items():
-        bound = primal_flops(length) / rate
-        share = bound / seconds[PRIMAL, False, length]
+    for column in columns:
+        if (PRIMAL, False, column.length) not in seconds:
+            continue
+        bound = primal_flops(column.length) / column.product_rate
         yield (
-            f"roofline, {length:,} tokens: the matrix products of Primal-Attention alone take {1e3 * bound:.1f} ms "
-            f"at the {rate / 1e9:.0f} GFLOP/s measured in this run; the layer runs at {share:.0%} of that"
+            f"roofline, {column.length:,} tokens: at the {column.product_rate / 1e9:.0f} GFLOP/s of large matrix "
+            f"products in this run, those of the layer would take {1e3 * bound:.1f} ms; "
+            f"it takes {1e3 * seconds[PRIMAL, False, column.length]:.1f} ms, bidirectional"
         )
 
 
-def save_csv(cells: Sequence[Cell], path: Path) -> None:
+def save_csv(columns: Sequence[Column], path: Path) -> None:
     """One line per cell."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["kind", "causal", "tokens", "median_s", "lower_quartile_s", "upper_quartile_s", "calls", "peak_memory_mib"]
         )
-        for cell in cells:
+        for cell in (cell for column in columns for cell in column.cells):
             t = cell.timing
             times = ["", "", "", ""] if t is None else [t.median, t.lower_quartile, t.upper_quartile, t.calls]
             memory = "" if cell.memory_mib is None else cell.memory_mib
             writer.writerow([cell.variant.label, cell.variant.causal, cell.length, *times, memory])
 
 
-def save_plot(cells: Sequence[Cell], path: Path) -> None:
+def save_plot(columns: Sequence[Column], path: Path) -> None:
     """Time and memory against length, both axes logarithmic."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey="row")
     labels = list(dict.fromkeys(variant.label for variant in variants()))
     others = [label for label in labels if "primal" not in label]
     colours = {label: colormaps["tab20"](number) for number, label in enumerate(others)}
+    lengths = [column.length for column in columns]
     for causal in (False, True):
         top, bottom = panels[0, int(causal)], panels[1, int(causal)]
         for label in labels:
-            own = [c for c in cells if c.variant == Variant(label, causal)]
+            own = [c for column in columns for c in column.cells if c.variant == Variant(label, causal) and c.timing]
             ours = label.startswith("primal")
             style: dict[str, Any] = {
-                "color": colours.get(label, "black" if label == PRIMAL else "dimgrey"),
+                "color": colours.get(label, "black"),
+                "linestyle": ":" if label == "primal, data-independent" else "-",
                 "linewidth": 2.5 if ours else 1.2,
                 "marker": "o",
                 "markersize": 3,
                 "label": label,
             }
-            timed = [(c.length, 1e3 * c.timing.median) for c in own if c.timing]
-            weighed = [(c.length, c.memory_mib) for c in own if c.memory_mib]
-            if timed:
-                top.plot(*zip(*timed, strict=True), **style)
-                bottom.plot(*zip(*weighed, strict=True), **style)
-        top.set(xscale="log", yscale="log", title="causal" if causal else "bidirectional")
-        bottom.set(xscale="log", yscale="log", xlabel="tokens")
-        bottom.set_xscale("log", base=2)
+            if own:
+                top.plot([c.length for c in own], [1e3 * c.timing.median for c in own if c.timing], **style)
+                bottom.plot([c.length for c in own], [c.memory_mib or 0.0 for c in own], **style)
+        top.set_title("causal" if causal else "bidirectional")
+        bottom.set_xlabel("tokens")
         for panel in (top, bottom):
+            panel.set(xscale="log", yscale="log")
+            panel.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
+            panel.set_xticks([], minor=True)
+            panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             panel.grid(alpha=0.3, which="both")
     panels[0, 0].set(ylabel="forward + backward (ms)")
     panels[1, 0].set(ylabel="peak memory above rest (MiB)")
-    panels[0, 0].legend(fontsize="small", loc="upper left")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     figure.suptitle(f"One attention layer, width {WIDTH}, {NUM_HEADS} heads, rank {RANK}, batch 1")
     figure.savefig(path, dpi=100)
 
 
 def machine(device: torch.device) -> str:
     """Where the numbers come from."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    threads = torch.get_num_threads()
+    where = f"{threads} CPU thread{'s' if threads > 1 else ''}"
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
     return f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32"
 
 
@@ -290,23 +310,50 @@ def note_progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def check(config: Config) -> None:
+    """Find out now, not after a quarter of an hour, what would go wrong at the end."""
+    if not config.lengths or min(config.lengths) < 1:
+        sys.exit(f"--lengths must be one or more numbers, each at least 1, not {config.lengths}")
+    if config.threads is not None and config.threads < 1:
+        sys.exit(f"--threads must be at least 1, not {config.threads}")
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the plot needs matplotlib: pip install -c constraints.txt -e '.[plots]'")
+    try:
+        torch.zeros(1, device=config.device)
+        config.out.mkdir(parents=True, exist_ok=True)
+        (config.out / "attention.csv").touch()
+    except OSError as error:
+        sys.exit(f"--out must be a folder that can be written to, not {config.out}: {error.strerror}")
+    except (RuntimeError, AssertionError) as error:
+        sys.exit(f"--device {config.device} cannot be used: {error}")
+
+
 def main(config: Config) -> None:
-    """Measure, print, save."""
+    """Measure, print, save: after each length, so that an interrupted run keeps what it has."""
+    check(config)
     device = torch.device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    config.out.mkdir(parents=True, exist_ok=True)
 
-    cells, rates = measure(config, device, note_progress)
-    note_progress("done\n")
+    columns: list[Column] = []
+    report = ""
     heading = f"One attention layer, width {WIDTH}, {NUM_HEADS} heads, rank {RANK}, batch 1; {machine(device)}"
-    report = "\n\n".join([heading, *tables(cells, config.lengths), "\n".join(findings(cells, rates))])
-    print(report)
-    save_csv(cells, config.out / "attention.csv")
-    (config.out / "attention.md").write_text(report + "\n")
-    save_plot(cells, config.out / "attention.png")
-    print(f"\nSaved attention.csv, attention.md and attention.png in {config.out}")
+    try:
+        for column in measure(config, device, note_progress):
+            columns.append(column)
+            report = "\n\n".join([heading, *tables(columns), "\n".join(findings(columns))])
+            save_csv(columns, config.out / "attention.csv")
+            (config.out / "attention.md").write_text(report + "\n")
+            save_plot(columns, config.out / "attention.png")
+    except KeyboardInterrupt:
+        note_progress(f"interrupted after {len(columns)} of {len(config.lengths)} lengths\n")
+    note_progress("")
+    if report:
+        print(report)
+        print(f"\nSaved attention.csv, attention.md and attention.png in {config.out}")
+    if len(columns) < len(config.lengths):
+        sys.exit(130)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    main(tyro.cli(Config, prog="python -m benchmarks.attention", description=__doc__))

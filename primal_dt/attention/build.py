@@ -42,15 +42,17 @@ CAUSAL_KINDS = tuple(
 def build_attention(
     kind: str, *, width: int, num_heads: int, causal: bool = False, dropout: float = 0.0, **options: Any
 ) -> AttentionLayer:
-    """A layer of the given kind: (B, L, width) -> (B, L, width).
+    """A layer of the given kind: ``layer(x, valid)`` maps (B, L, width) to an :class:`AttentionOutput`.
 
     Args:
-        kind: one of :data:`ATTENTION_KINDS`.
-        width: D.
-        num_heads: H.
-        causal: a token sees itself and what comes before it. Only the kinds in :data:`CAUSAL_KINDS`.
+        kind: ``primal``, ``softmax``, ``linear``, ``performer``, ``cosformer``, ``flowformer``, ``reformer``,
+            ``linformer``, ``nystromformer``, ``attention_bn`` or ``attention_sh``.
+        width: D, of the input and the output.
+        num_heads: H; divides the width.
+        causal: a token sees itself and what comes before it. Not for ``linformer`` and ``nystromformer``.
         dropout: after the output projection.
-        options: what the kind's class takes besides (``rank=32`` for ``primal``).
+        options: what the class of the kind takes besides, such as ``rank=32`` for ``primal``; a wrong name is answered
+            with the right ones. ``linformer`` needs ``max_length``.
     """
     if kind not in ATTENTION_KINDS:
         raise ValueError(f"unknown attention kind {kind!r}: it must be one of {', '.join(ATTENTION_KINDS)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from primal_dt.attention.feature_maps import ExponentialMap
-from primal_dt.attention.layer import at_least_float32
+from primal_dt.attention.layer import at_least_float32, check_mask, check_tensor
 from primal_dt.attention.primal import FeatureMapName, PrimalAttention
 
 __all__ = ["CausalPrimalAttention", "PrimalState", "PrimalWindow"]
@@ -66,7 +66,13 @@ class CausalPrimalAttention(PrimalAttention):
                 "would let a causal layer see the future"
             )
         super().__init__(
-            width=width, num_heads=num_heads, rank=rank, feature_map=feature_map, dropout=dropout, bias=bias
+            width=width,
+            num_heads=num_heads,
+            rank=rank,
+            feature_map=feature_map,
+            data_dependent=False,
+            dropout=dropout,
+            bias=bias,
         )
 
     def initial_state(self, batch_size: int) -> PrimalState:
@@ -93,7 +99,14 @@ class CausalPrimalAttention(PrimalAttention):
         Returns:
             (B, D) and the new state.
         """
+        if not isinstance(state, PrimalState):
+            raise TypeError(f"state must be a PrimalState, as initial_state gives, not {type(state).__name__}")
         x, seen = self._clear_token(x, valid)  # (B, D), (B,)
+        self._check_fit("state", state.total.shape, x.shape)
+        if (state.key_sum is not None) != isinstance(self.feature_map, ExponentialMap):
+            raise ValueError(
+                "state is that of a layer with the other feature map: begin with this layer's initial_state"
+            )
         total, count = state.total + x, state.num_tokens + seen
         context = (total / count.clamp(min=1)[:, None]).to(x.dtype)[:, None]  # (B, 1, D)
         key_sum = state.key_sum
@@ -123,8 +136,11 @@ class CausalPrimalAttention(PrimalAttention):
         Costs O(W D) more than :meth:`step`. The sum over the ring is taken anew: a running sum that also
         subtracts what leaves the ring would drift.
         """
+        if not isinstance(window, PrimalWindow):
+            raise TypeError(f"window must be a PrimalWindow, as initial_window gives, not {type(window).__name__}")
         x, seen = self._clear_token(x, valid)
         ring, count = window
+        self._check_fit("window", (ring.shape[0], ring.shape[2]), x.shape)
         W = ring.shape[1]
         age = torch.arange(W - 1, -1, -1, device=ring.device)  # (W,), of the tokens in order, the newest last
         slot = (count % W)[:, None]  # (B, 1)
@@ -146,10 +162,17 @@ class CausalPrimalAttention(PrimalAttention):
 
     def _clear_token(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Check the arguments of a step; return x (B, D) with padding cleared and which tokens are real (B,)."""
-        if x.dim() != 2:
+        check_tensor("x", x)
+        if x.dim() != 2 or x.shape[1] != self.width:
             raise ValueError(f"x must have shape (batch, width {self.width}), not {tuple(x.shape)}")
         if valid is None:
-            valid = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
-        elif valid.dim() != 1:
-            raise ValueError(f"valid must have shape ({x.shape[0]},), not {tuple(valid.shape)}")
-        return self._clear_padding(x[:, None], valid[:, None])[:, 0], valid
+            return x, torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+        check_mask(valid, (x.shape[0],))
+        return x.masked_fill(~valid[:, None], 0.0), valid
+
+    def _check_fit(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if shape != expected:
+            raise ValueError(
+                f"{name} is for {shape[0]} sequences of width {shape[1]}, "
+                f"but x has {expected[0]} of width {expected[1]}: begin with this layer's initial_{name}"
+            )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_dt.attention.layer import at_least_float32, autocast_off
-from primal_dt.attention.random_features import feature_exponents, gaussian_directions
+from primal_dt.attention.random_features import feature_exponents
 
 __all__ = ["CosineMap", "ExponentialMap", "FeatureMap"]
 
@@ -49,7 +49,10 @@ def _inverse_length(z: Tensor) -> Tensor:
 
 
 class _Unit(torch.autograd.Function):
-    """A third of the time of ``F.normalize`` with its gradient, and z itself is not kept for the latter."""
+    """Keeps the unit vector and one number for the backward pass, not z, and makes the gradient in place.
+
+    ``F.normalize`` has neither, and would cost as much as the layer's matrix products.
+    """
 
     generate_vmap_rule = True
 
@@ -99,7 +102,12 @@ class ExponentialMap(FeatureMap):
         self.causal = causal
         self.scale = head_width**-0.25
         self.directions: Tensor
-        self.register_buffer("directions", gaussian_directions(head_width, head_width))
+        self.register_buffer("directions", torch.empty(head_width, head_width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the random features anew."""
+        nn.init.normal_(self.directions)
 
     def forward(self, qk: Tensor, valid: Tensor | None) -> Tensor:
         g = self.unnormalized(qk)  # (B, L, 2, H, P)

@@ -5,7 +5,7 @@ Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H.
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ class AttentionLayer(nn.Module, ABC):
     Padding is cleared on entry and on exit, so what stands in a padded slot, NaN included, reaches
     nothing: no valid output, no objective, no gradient.
     """
+
+    shown_options: ClassVar[tuple[str, ...]] = ()
+    """Attributes that ``repr`` shows besides those that all kinds have."""
 
     def __init__(self, *, width: int, num_heads: int, causal: bool, dropout: float, bias: bool) -> None:
         super().__init__()
@@ -67,30 +70,29 @@ class AttentionLayer(nn.Module, ABC):
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, H, L, L), the matrix K of the dual form ``o_i = sum_j K_ij v_j``, for analysis.
 
-        Rows and columns of padding are zero. Costs what the layer avoids: O(L^2) memory.
+        Rows and columns of padding are zero. In a causal layer K is lower triangular, but for Primal-Attention, whose
+        K compares prefixes. Costs what a layer may avoid: O(L^2) memory.
         """
 
+    def reset_parameters(self) -> None:
+        """Draw all weights and random features anew."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+
     def extra_repr(self) -> str:
-        return f"width={self.width}, num_heads={self.num_heads}, causal={self.causal}"
+        shown = ("width", "num_heads", "causal", *self.shown_options)
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
     def _clear_padding(self, x: Tensor, valid: Tensor | None, positions: Positions = None) -> Tensor:
         """Check the arguments of a call and return ``x`` with zeros in its padded slots."""
+        check_tensor("x", x)
         if x.dim() != 3 or x.shape[-1] != self.width or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
-        if isinstance(positions, Tensor) and (
-            positions.dim() != 1 or positions.dtype not in (torch.int64, torch.int32)
-        ):
-            raise ValueError(
-                "positions must be a slice or a 1-D integer tensor, "
-                f"not {positions.dtype} of shape {tuple(positions.shape)}"
-            )
+        check_positions(positions)
         if valid is None:
             return x
-        if valid.dtype != torch.bool or valid.shape != x.shape[:2]:
-            raise ValueError(
-                f"valid must be a bool tensor of shape {tuple(x.shape[:2])}, "
-                f"not {valid.dtype} of shape {tuple(valid.shape)}"
-            )
+        check_mask(valid, tuple(x.shape[:2]))
         return x.masked_fill(~valid[..., None], 0.0)
 
     def _emit(self, heads: Tensor, valid: Tensor | None, positions: Positions) -> Tensor:
@@ -167,6 +169,38 @@ class DualAttention(AttentionLayer):
     def _split(self, x: Tensor) -> Tensor:
         """(B, L, D) -> (B, H, L, P)."""
         return x.unflatten(-1, (self.num_heads, self.head_width)).transpose(1, 2)
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Refuse what is no tensor of floating-point numbers."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must hold floating-point numbers, not {x.dtype}: embed or cast it first")
+
+
+def check_mask(valid: object, shape: tuple[int, ...]) -> None:
+    """Refuse what is no mask of this shape."""
+    if not isinstance(valid, Tensor):
+        raise TypeError(f"valid must be a torch.Tensor, not {type(valid).__name__}")
+    if valid.dtype != torch.bool or valid.shape != shape:
+        raise ValueError(
+            f"valid must be a bool tensor of shape {shape}, True for real tokens, "
+            f"not {valid.dtype} of shape {tuple(valid.shape)}"
+        )
+
+
+def check_positions(positions: object) -> None:
+    """Refuse what cannot choose tokens. Whether indices are in range is left to torch: no waiting for a GPU here."""
+    rule = "positions must be None, a slice that goes forward, or a 1-D int64 or int32 tensor"
+    if isinstance(positions, Tensor):
+        if positions.dim() != 1 or positions.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{rule}, not {positions.dtype} of shape {tuple(positions.shape)}")
+    elif isinstance(positions, slice):
+        if positions.step is not None and positions.step < 1:
+            raise ValueError(f"{rule}, not one with step {positions.step}")
+    elif positions is not None:
+        raise TypeError(f"{rule}, not {type(positions).__name__}")
 
 
 def select(x: Tensor, positions: Positions) -> Tensor:

@@ -7,6 +7,7 @@ Axes: B batch, H heads, L tokens, D width, P = D / H, F features, V value width.
 
 import math
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from primal_dt.attention.layer import DualAttention
 from primal_dt.attention.padding import valid_indices
-from primal_dt.attention.random_features import feature_exponents, orthogonal_directions
+from primal_dt.attention.random_features import feature_exponents, orthogonal_directions_
 from primal_dt.attention.scan import causal_products
 
 __all__ = ["CosformerAttention", "FeatureAttention", "LinearAttention", "PerformerAttention"]
@@ -66,6 +67,7 @@ class PerformerAttention(FeatureAttention):
         num_features: F.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("num_features",)
     exponent_limit = 40.0
 
     def __init__(
@@ -81,8 +83,14 @@ class PerformerAttention(FeatureAttention):
         super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias)
         if num_features < 1:
             raise ValueError(f"num_features ({num_features}) must be at least 1")
+        self.num_features = num_features
         self.directions: Tensor
-        self.register_buffer("directions", orthogonal_directions(num_features, self.head_width))
+        self.register_buffer("directions", torch.empty(num_features, self.head_width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        orthogonal_directions_(self.directions)
 
     def _features(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         scale = self.head_width**-0.25
@@ -103,6 +111,7 @@ class CosformerAttention(FeatureAttention):
         horizon: the longest sequence, padding included; the paper takes the sequence length.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("horizon",)
     least_total = 1e-6  # a query or all keys may have no positive entry
 
     def __init__(

@@ -3,6 +3,8 @@
 Axes: B batch, H heads, L tokens, P per head, V value width, E projected rows.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,8 @@ class LinformerAttention(DualAttention):
         num_rows: what keys and values are projected to.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("max_length", "num_rows")
+
     def __init__(
         self,
         *,
@@ -36,8 +40,15 @@ class LinformerAttention(DualAttention):
         if max_length < 1 or num_rows < 1:
             raise ValueError(f"max_length ({max_length}) and num_rows ({num_rows}) must be at least 1")
         self.max_length = max_length
-        self.key_rows = nn.Parameter(torch.randn(max_length, num_rows) * num_rows**-0.5)  # E'
-        self.value_rows = nn.Parameter(torch.randn(max_length, num_rows) * num_rows**-0.5)  # F'
+        self.num_rows = num_rows
+        self.key_rows = nn.Parameter(torch.empty(max_length, num_rows))  # E'
+        self.value_rows = nn.Parameter(torch.empty(max_length, num_rows))  # F'
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for rows in (self.key_rows, self.value_rows):
+            nn.init.normal_(rows, std=self.num_rows**-0.5)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         L = q.shape[2]

@@ -3,6 +3,8 @@
 Axes: B batch, H heads, L tokens, P per head, V value width, G landmarks.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ class NystromformerAttention(DualAttention):
         num_landmarks: G.
         pinv_iterations: of the third-order iteration.
     """
+
+    shown_options: ClassVar[tuple[str, ...]] = ("num_landmarks", "pinv_iterations")
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ Axes: B batch, H heads (here: those of one stride), L tokens, P per head, V valu
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,8 @@ class ScaledHeadAttention(DualAttention):
         strides: of the heads, in turn; repeated if there are more heads.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("strides",)
+
     def __init__(
         self,
         *,
@@ -37,8 +40,8 @@ class ScaledHeadAttention(DualAttention):
     ) -> None:
         # A bias on the keys shifts every row of scores as one, which the softmax does not see.
         super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias, keys="unbiased")
-        if not strides or min(strides) < 1:
-            raise ValueError(f"strides ({tuple(strides)}) must be one or more numbers, each at least 1")
+        if not strides or not all(isinstance(stride, int) and stride >= 1 for stride in strides):
+            raise ValueError(f"strides ({tuple(strides)}) must be one or more whole numbers, each at least 1")
         self.strides = tuple(strides[head % len(strides)] for head in range(num_heads))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:

@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from primal_dt.attention.feature_maps import CosineMap, ExponentialMap, FeatureMap
 from primal_dt.attention.ksvd import ksvd_objective
-from primal_dt.attention.layer import (
-    AttentionLayer,
-    AttentionOutput,
-    Positions,
-    select,
-)
+from primal_dt.attention.layer import AttentionLayer, AttentionOutput, Positions, select
 from primal_dt.attention.padding import spread_rows
 
 __all__ = ["FeatureMapName", "PrimalAttention"]
@@ -41,28 +36,35 @@ class PrimalAttention(AttentionLayer):
     are joined, then projected.
 
     ``J``, asked for with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2): add
-    ``eta * J.square().mean()`` to a loss to pursue one.
+    ``eta * J.square().mean()`` to a loss to pursue one. (Lambda is learned through J alone. If J stays out of
+    the loss, ``layer.lam.requires_grad_(False)`` says so to DistributedDataParallel.)
+
+    Tokens learn of each other through ``W_{e|X} = X'^T W_e`` with X' some rows of the sequence itself: data-dependent
+    weights, the default, as in the paper's bidirectional experiments. With data-independent weights and the cosine
+    map an output depends on its own token alone. (In :class:`CausalPrimalAttention` prefix means bring the past in.)
 
     Choices where the paper leaves one, or where its published code differs from it:
 
     * Lambda is ``|lam|`` with slope one at zero: not negative, and no point where its gradient vanishes.
       (The published code learns the root of Lambda, which cannot leave zero.)
-    * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (rows, if rank > P), as
+    * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (rows, if there are fewer), as
       singular vectors have. (``orthogonal_`` on the 3-D tensor, as published, orthogonalises the heads.)
     * Data-dependent weights take evenly spaced rows of the *valid* part of each sequence.
 
     Args:
-        width: D.
-        num_heads: H.
+        width: D, of the input and the output.
+        num_heads: H; divides the width.
         rank: R, the number of projection directions. The theory covers R <= min(L, P).
         feature_map: ``cosine``, or ``exponential`` (positive random features, symmetrically normalised).
-        data_dependent: ``f(X) = X'``, N rows of the head's slice of the input, instead of ``f(X) = I``.
-        rank_multi: with data-dependent weights, ``N = rank * rank_multi``.
-        max_length: with data-dependent weights, the longest sequence; caps N.
+        data_dependent: ``f(X) = X'``, N rows of the head's slice of the input; else ``f(X) = I``.
+        rank_multi: with data-dependent weights, ``N = rank * rank_multi``. A sequence with fewer tokens uses the first
+            rows of the weights, as many as it has.
+        max_rows: with data-dependent weights, an upper limit on N, such as the length of your longest sequence.
         dropout: after the output projection.
-        bias: in the query, key and output projections.
+        bias: in all linear maps.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("rank", "data_dependent", "num_rows")
     _causal: ClassVar[bool] = False
 
     def __init__(
@@ -72,9 +74,9 @@ class PrimalAttention(AttentionLayer):
         num_heads: int,
         rank: int = 32,
         feature_map: FeatureMapName = "cosine",
-        data_dependent: bool = False,
+        data_dependent: bool = True,
         rank_multi: int = 10,
-        max_length: int | None = None,
+        max_rows: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
@@ -83,26 +85,26 @@ class PrimalAttention(AttentionLayer):
             raise ValueError(f"rank ({rank}) must be at least 1")
         if rank_multi < 1:
             raise ValueError(f"rank_multi ({rank_multi}) must be at least 1")
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length ({max_length}) must be at least 1")
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows ({max_rows}) must be at least 1")
         self.rank = rank
         self.data_dependent = data_dependent
         self.feature_map = self._build_feature_map(feature_map)
         self.query_key = nn.Linear(width, 2 * width, bias=bias)  # W_q over W_k
 
-        rows = self.head_width
+        self.num_rows = self.head_width
         if data_dependent:
-            rows = rank * rank_multi if max_length is None else min(rank * rank_multi, max_length)
-        self.e_weight = nn.Parameter(torch.empty(num_heads, rows, rank))  # W_e
-        self.r_weight = nn.Parameter(torch.empty(num_heads, rows, rank))  # W_r
+            self.num_rows = rank * rank_multi if max_rows is None else min(rank * rank_multi, max_rows)
+        self.e_weight = nn.Parameter(torch.empty(num_heads, self.num_rows, rank))  # W_e
+        self.r_weight = nn.Parameter(torch.empty(num_heads, self.num_rows, rank))  # W_r
         self.lam = nn.Parameter(torch.empty(num_heads, rank))  # Lambda = |lam|
-        self.merge = nn.Linear(2 * rank, self.head_width)
+        self.merge = nn.Linear(2 * rank, self.head_width, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
-        for linear in (self.query_key, self.merge, self.output):
-            linear.reset_parameters()
+        super().reset_parameters()
+        if isinstance(self.feature_map, ExponentialMap):
+            self.feature_map.reset_parameters()
         for head in (*self.e_weight.unbind(), *self.r_weight.unbind()):
             nn.init.orthogonal_(head)
         with torch.no_grad():
@@ -155,9 +157,6 @@ class PrimalAttention(AttentionLayer):
             return matrix
         return matrix.masked_fill(~(valid[:, None, :, None] & valid[:, None, None, :]), 0.0)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, rank={self.rank}, data_dependent={self.data_dependent}"
-
     def _build_feature_map(self, name: str) -> FeatureMap:
         if name == "cosine":
             return CosineMap()
@@ -194,7 +193,7 @@ class PrimalAttention(AttentionLayer):
 
     def _rows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """X' (B, N, H, P), evenly spaced tokens of each sequence, zero past its last; and which are used (B, N)."""
-        index, used = spread_rows(x, valid, self.e_weight.shape[1])  # (B, N), (B, N)
+        index, used = spread_rows(x, valid, self.num_rows)  # (B, N), (B, N)
         rows = x.take_along_dim(index[..., None], 1).masked_fill(~used[..., None], 0.0)  # (B, N, D)
         return rows.unflatten(-1, (self.num_heads, self.head_width)), used
 
@@ -208,6 +207,5 @@ class PrimalAttention(AttentionLayer):
         _, H, B, M, _ = scores.shape
         e, r = scores.to(self.merge.weight.dtype).flatten(1, 3).unbind()  # (H B M, R) each
         e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
-        merged = F.linear(e, e_map, self.merge.bias)  # (H B M, P)
-        merged = merged.addmm_(r.to(merged.dtype), r_map.T.to(merged.dtype))
+        merged = torch.addmm(F.linear(e, e_map, self.merge.bias), r, r_map.T)  # (H B M, P)
         return merged.unflatten(0, (H, B, M)).permute(1, 2, 0, 3)

@@ -6,7 +6,7 @@ Shared by Performer (FAVOR+, arXiv 2009.14794) and by the exponential map of Pri
 import torch
 from torch import Tensor
 
-__all__ = ["feature_exponents", "gaussian_directions", "orthogonal_directions"]
+__all__ = ["feature_exponents", "orthogonal_directions_"]
 
 
 def feature_exponents(z: Tensor, directions: Tensor, *, limit: float) -> Tensor:
@@ -19,17 +19,13 @@ def feature_exponents(z: Tensor, directions: Tensor, *, limit: float) -> Tensor:
     return (z @ directions.T - z.square().sum(-1, keepdim=True) / 2).clamp(-limit, limit)
 
 
-def gaussian_directions(num_features: int, dim: int) -> Tensor:
-    """(F, P), independent draws from N(0, I)."""
-    return torch.randn(num_features, dim)
-
-
-def orthogonal_directions(num_features: int, dim: int) -> Tensor:
-    """(F, P), each row N(0, I) by itself, rows orthogonal within each block of P: less variance, no bias."""
-    blocks = []
-    for start in range(0, num_features, dim):
-        rotation, triangle = torch.linalg.qr(torch.randn(dim, dim))
+@torch.no_grad()
+def orthogonal_directions_(directions: Tensor) -> Tensor:
+    """Fill (F, P) with rows that are N(0, I) each, and orthogonal within each block of P: less variance, no bias."""
+    F, P = directions.shape
+    for start in range(0, F, P):
+        rotation, triangle = torch.linalg.qr(torch.randn(P, P, dtype=directions.dtype, device=directions.device))
         rotation = rotation * triangle.diagonal().sign()  # without these signs the rotation is not uniform
-        blocks.append(rotation.T[: num_features - start])
-    lengths = torch.randn(num_features, dim).norm(dim=-1, keepdim=True)
-    return torch.cat(blocks) * lengths
+        directions[start : start + P] = rotation.T[: F - start]
+    lengths = torch.randn_like(directions).norm(dim=-1, keepdim=True)
+    return directions.mul_(lengths)

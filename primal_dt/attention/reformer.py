@@ -4,10 +4,11 @@ Axes: B batch, H heads, L tokens, P per head, V value width, T hash rounds, G ch
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from primal_dt.attention.layer import DualAttention
 
@@ -35,6 +36,7 @@ class ReformerAttention(DualAttention):
         chunk_size: C.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("num_buckets", "num_rounds", "chunk_size")
     own_penalty = 1e5
 
     def __init__(
@@ -58,7 +60,12 @@ class ReformerAttention(DualAttention):
         self.num_rounds = num_rounds
         self.chunk_size = chunk_size
         self.rotations: Tensor
-        self.register_buffer("rotations", torch.randn(num_heads, num_rounds, self.head_width, num_buckets // 2))
+        self.register_buffer("rotations", torch.empty(num_heads, num_rounds, self.head_width, num_buckets // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.normal_(self.rotations)
 
     def sort_tokens(self, q: Tensor, valid: Tensor | None) -> Tensor:
         """(B, H, T, L), the tokens in the order of each round: by bucket, then by position, padding last."""

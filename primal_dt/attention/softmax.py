@@ -3,6 +3,8 @@
 Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, V value width.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,6 +58,7 @@ class SoftmaxAttention(DualAttention):
         attention_dropout: on the attention weights; ``dropout`` is after the output projection.
     """
 
+    shown_options: ClassVar[tuple[str, ...]] = ("fused", "attention_dropout")
     mixes_in_half_precision = True
 
     def __init__(
@@ -111,7 +114,12 @@ class BatchNormAttention(DualAttention):
         self, *, width: int, num_heads: int, causal: bool = False, dropout: float = 0.0, bias: bool = True
     ) -> None:
         super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias)
-        self.beta = nn.Parameter(torch.ones(num_heads))
+        self.beta = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.ones_(self.beta)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         real = k.new_ones(1, 1, k.shape[2], 1) if valid is None else valid[:, None, :, None].to(k.dtype)

@@ -31,14 +31,20 @@ class Spectrum(NamedTuple):
     """(B,), how many tokens are real: at most so many singular values are not zero."""
 
     def share_for(self, variance: float) -> Tensor:
-        """(B, H), the share of the singular values that explains this much of the variance."""
+        """(B, H), the share of the singular values that explains this much of the variance, a number in (0, 1]."""
+        if not 0 < variance <= 1:
+            raise ValueError(f"variance ({variance}) must be above 0 and at most 1")
+        tokens = self.num_tokens.clamp(min=1)[:, None]
         needed = (self.explained_variance < variance).sum(-1) + 1  # (B, H)
-        return needed.clamp(max=self.num_tokens[:, None]) / self.num_tokens[:, None]
+        return needed.clamp(max=tokens) / tokens
 
 
 @torch.no_grad()
 def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None) -> Spectrum:
-    """The spectrum of a layer's attention or kernel matrix for inputs x (B, L, D)."""
+    """The spectrum of a layer's attention or kernel matrix for inputs x (B, L, D).
+
+    The kernel of Primal-Attention has at most P = width / num_heads singular values that are not zero.
+    """
     matrix = layer.kernel_matrix(x, valid)  # (B, H, L, L)
     values = torch.linalg.svdvals(matrix.to(at_least_float32(matrix.dtype)))
     tiny = torch.finfo(values.dtype).tiny
@@ -51,8 +57,11 @@ def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None
 
 
 @torch.no_grad()
-def model_spectra(model: nn.Module, *inputs: object) -> dict[str, Spectrum]:
-    """The spectrum of every attention layer in a model, by name, for the tokens that reach it in ``model(*inputs)``."""
+def model_spectra(model: nn.Module, *inputs: object, **named_inputs: object) -> dict[str, Spectrum]:
+    """The spectrum of every attention layer in a model, by name, for the tokens that reach it in ``model(*inputs)``.
+
+    Of a layer that is called several times, the last call counts.
+    """
     spectra: dict[str, Spectrum] = {}
 
     def watch(name: str, layer: AttentionLayer) -> torch.utils.hooks.RemovableHandle:
@@ -64,7 +73,7 @@ def model_spectra(model: nn.Module, *inputs: object) -> dict[str, Spectrum]:
 
     hooks = [watch(name, layer) for name, layer in model.named_modules() if isinstance(layer, AttentionLayer)]
     try:
-        model(*inputs)
+        model(*inputs, **named_inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -81,7 +90,7 @@ def plot_spectra(spectra: Mapping[str, Spectrum], path: Path | str | None = None
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plot_spectra needs matplotlib: pip install 'primal-dt[plots]'") from error
+        raise ImportError("plot_spectra needs matplotlib: install the extra primal-dt[plots]") from error
     if not spectra:
         raise ValueError("there is no spectrum to plot")
 

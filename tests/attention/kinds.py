@@ -9,9 +9,9 @@ from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, b
 
 # Options that make a short sequence exercise every part: several buckets, chunks, segments and runs.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "primal": {"rank": 5},
-    "primal, exponential": {"rank": 5, "feature_map": "exponential"},
-    "primal, data-dependent": {"rank": 3, "data_dependent": True, "rank_multi": 4},
+    "primal": {"rank": 3},
+    "primal, exponential": {"rank": 3, "feature_map": "exponential"},
+    "primal, data-independent": {"rank": 5, "data_dependent": False},
     "softmax, explicit": {"fused": False},
     "performer": {"num_features": 16},
     "cosformer": {"horizon": 64},
@@ -21,7 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "attention_sh": {"strides": (1, 2, 3)},
 }
 
-BIDIRECTIONAL = [*ATTENTION_KINDS, "primal, exponential", "primal, data-dependent", "softmax, explicit"]
+BIDIRECTIONAL = [*ATTENTION_KINDS, "primal, exponential", "primal, data-independent", "softmax, explicit"]
 CAUSAL = [*CAUSAL_KINDS, "primal, exponential", "softmax, explicit"]
 VARIANTS = [(name, False) for name in BIDIRECTIONAL] + [(name, True) for name in CAUSAL]
 PRIMAL_VARIANTS = [variant for variant in VARIANTS if variant[0].startswith("primal")]
@@ -36,7 +36,10 @@ def make_layer(
 ) -> AttentionLayer:
     torch.manual_seed(seed)
     kind = name.partition(",")[0]
-    layer = build_attention(kind, width=WIDTH, num_heads=NUM_HEADS, causal=causal, **(OPTIONS.get(name, {}) | options))
+    own = dict(OPTIONS.get(name, {}))
+    if kind == "primal" and not causal:
+        own["rank_multi"] = 4  # fewer rows of data-dependent weights than some sequences have tokens, more than others
+    layer = build_attention(kind, width=WIDTH, num_heads=NUM_HEADS, causal=causal, **(own | options))
     return layer.to(dtype)
 
 

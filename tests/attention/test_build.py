@@ -33,7 +33,7 @@ def test_the_kinds_are_those_of_the_papers() -> None:
         ({"kind": "softmax", "attention_dropout": -0.1}, r"attention_dropout \(-0.1\)"),
         ({"kind": "primal", "rank": 0}, r"rank \(0\) must be at least 1"),
         ({"kind": "primal", "rank_multi": 0}, r"rank_multi \(0\) must be at least 1"),
-        ({"kind": "primal", "max_length": 0}, r"max_length \(0\) must be at least 1"),
+        ({"kind": "primal", "max_rows": 0}, r"max_rows \(0\) must be at least 1"),
         ({"kind": "primal", "feature_map": "rbf"}, "feature_map must be 'cosine' or 'exponential', not 'rbf'"),
         ({"kind": "primal", "causal": True, "data_dependent": True}, "see the future"),
         ({"kind": "performer", "num_features": 0}, r"num_features \(0\)"),
@@ -43,6 +43,7 @@ def test_the_kinds_are_those_of_the_papers() -> None:
         ({"kind": "linformer", "max_length": 8, "num_rows": 0}, r"num_rows \(0\)"),
         ({"kind": "nystromformer", "num_landmarks": 0}, r"num_landmarks \(0\)"),
         ({"kind": "attention_sh", "strides": (2, 0)}, r"strides \(\(2, 0\)\)"),
+        ({"kind": "attention_sh", "strides": (1.5,)}, r"strides \(\(1.5,\)\) must be one or more whole numbers"),
     ],
 )
 def test_a_wrong_argument_is_told_the_rule_and_the_value(arguments: dict[str, Any], message: str) -> None:
@@ -60,12 +61,22 @@ def test_a_wrong_input_is_told_the_rule_and_the_value(name: str, causal: bool) -
         layer(x[0])
     with pytest.raises(ValueError, match=r"not \(2, 0, 12\)"):
         layer(x[:, :0])
-    with pytest.raises(ValueError, match=r"valid must be a bool tensor of shape \(2, 5\), not torch.float64"):
+    with pytest.raises(ValueError, match=r"valid must be a bool tensor of shape \(2, 5\), .*not torch.float64"):
         layer(x, torch.ones(2, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"valid must be a bool tensor of shape \(2, 5\), .* of shape \(2, 4\)"):
         layer(x, torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"positions must be a slice or a 1-D integer tensor, not torch\.bool"):
+    with pytest.raises(ValueError, match=r"positions must be .* 1-D int64 or int32 tensor, not torch\.bool"):
         layer(x, positions=torch.ones(5, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"positions must be .* slice that goes forward.*, not one with step -1"):
+        layer(x, positions=slice(None, None, -1))
+    with pytest.raises(TypeError, match=r"positions must be .*, not int"):
+        layer(x, positions=3)
+    with pytest.raises(TypeError, match=r"x must be a torch\.Tensor, not list"):
+        layer(x.tolist())
+    with pytest.raises(TypeError, match=r"x must hold floating-point numbers, not torch\.int64: embed or cast"):
+        layer(x.long())
+    with pytest.raises(TypeError, match=r"valid must be a torch\.Tensor, not list"):
+        layer(x, [[True] * 5] * 2)
 
 
 @pytest.mark.parametrize(("kind", "option"), [("cosformer", "horizon"), ("linformer", "max_length")])
@@ -78,15 +89,62 @@ def test_a_sequence_longer_than_the_layer_was_built_for_is_refused(kind: str, op
 
 def test_a_wrong_step_is_told_the_rule_and_the_value() -> None:
     layer = CausalPrimalAttention(width=8, num_heads=2)
-    state = layer.initial_state(2)
+    x, state, window = torch.zeros(2, 8), layer.initial_state(2), layer.initial_window(2, 3)
     with pytest.raises(ValueError, match=r"x must have shape \(batch, width 8\), not \(2, 1, 8\)"):
-        layer.step(torch.zeros(2, 1, 8), state)
-    with pytest.raises(ValueError, match=r"not \(2, 1, 7\)"):
-        layer.step(torch.zeros(2, 7), state)
-    with pytest.raises(ValueError, match=r"valid must have shape \(2,\), not \(2, 1\)"):
-        layer.step(torch.zeros(2, 8), state, torch.ones(2, 1, dtype=torch.bool))
+        layer.step(x[:, None], state)
+    with pytest.raises(ValueError, match=r"x must have shape \(batch, width 8\), not \(2, 7\)"):
+        layer.step(x[:, :7], state)
+    with pytest.raises(
+        ValueError, match=r"valid must be a bool tensor of shape \(2,\), .*not torch.bool of shape \(2, 1\)"
+    ):
+        layer.step(x, state, torch.ones(2, 1, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"window \(0\) must be at least 1"):
         layer.initial_window(2, 0)
+    with pytest.raises(TypeError, match="state must be a PrimalState, as initial_state gives, not PrimalWindow"):
+        layer.step(x, window)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="window must be a PrimalWindow, as initial_window gives, not PrimalState"):
+        layer.step_window(x, state)  # type: ignore[arg-type]
+
+
+def test_a_state_of_another_batch_or_layer_is_refused() -> None:
+    """Broadcasting would take it, and answer with wrong numbers."""
+    layer = CausalPrimalAttention(width=8, num_heads=2)
+    other = CausalPrimalAttention(width=8, num_heads=2, feature_map="exponential")
+    narrow = CausalPrimalAttention(width=1, num_heads=1)
+    x = torch.zeros(2, 8)
+    with pytest.raises(
+        ValueError, match=r"state is for 1 sequences of width 8, but x has 2 of width 8: .* initial_state"
+    ):
+        layer.step(x, layer.initial_state(1))
+    with pytest.raises(ValueError, match="state is for 2 sequences of width 1"):
+        layer.step(x, narrow.initial_state(2))
+    with pytest.raises(ValueError, match="window is for 2 sequences of width 8, but x has 1 of width 8"):
+        layer.step_window(x[:1], layer.initial_window(2, 3))
+    with pytest.raises(ValueError, match="other feature map"):
+        other.step(x, layer.initial_state(2))
+    with pytest.raises(ValueError, match="other feature map"):
+        layer.step(x, other.initial_state(2))
+
+
+@pytest.mark.parametrize(("name", "causal"), VARIANTS)
+def test_resetting_draws_everything_anew(name: str, causal: bool) -> None:
+    """As deferred initialisation needs: after ``to_empty``, nothing of what memory held before is left."""
+    layer = make_layer(name, causal)
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            tensor.fill_(float("nan"))
+    layer.reset_parameters()
+    assert all(tensor.isfinite().all() for tensor in (*layer.parameters(), *layer.buffers()))
+    fresh = {name: tensor.std() for name, tensor in make_layer(name, causal, seed=1).state_dict().items()}
+    for tensor_name, tensor in layer.state_dict().items():
+        if tensor.numel() > 40:
+            assert 0.6 < tensor.std() / fresh[tensor_name] < 1.6, tensor_name
+
+
+def test_a_layer_shows_its_options() -> None:
+    layer = build_attention("performer", width=8, num_heads=2, causal=True, num_features=16)
+    assert "width=8, num_heads=2, causal=True, num_features=16" in repr(layer)
+    assert "rank=4, data_dependent=True, num_rows=40" in repr(PrimalAttention(width=8, num_heads=2, rank=4))
 
 
 @pytest.mark.parametrize(("name", "causal"), VARIANTS)

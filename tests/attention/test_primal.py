@@ -126,7 +126,7 @@ def test_the_objective_is_left_out_unless_asked_for_and_changes_no_output(name: 
 
 
 def test_lambda_is_never_negative_and_leaves_zero() -> None:
-    layer = PrimalAttention(width=8, num_heads=2, rank=3).double()
+    layer = PrimalAttention(width=8, num_heads=2, rank=3, data_dependent=False).double()
     x = torch.stack([torch.randn(5, 8, dtype=torch.float64)])
     with torch.no_grad():
         layer.lam.copy_(torch.tensor([[0.0, -0.5, 0.5], [0.0, -2.0, 2.0]]))
@@ -145,17 +145,17 @@ def test_lambda_is_never_negative_and_leaves_zero() -> None:
 
 
 def test_each_head_starts_with_orthonormal_columns() -> None:
-    layer = PrimalAttention(width=24, num_heads=3, rank=5)
+    layer = PrimalAttention(width=24, num_heads=3, rank=5, data_dependent=False)
     for weight in (layer.e_weight, layer.r_weight):
         torch.testing.assert_close(weight.mT @ weight, torch.eye(5).expand(3, 5, 5))
-    wide = PrimalAttention(width=24, num_heads=3, rank=11)
+    wide = PrimalAttention(width=24, num_heads=3, rank=11, data_dependent=False)
     torch.testing.assert_close(wide.e_weight @ wide.e_weight.mT, torch.eye(8).expand(3, 8, 8))
 
 
 def test_exponential_features_estimate_the_normalised_exponential_kernel() -> None:
     """Over many draws, <g(q), g(k)> is exp(<q, k> / sqrt(P)): the kernel is D^-1/2 exp(.) D^-1/2."""
     torch.manual_seed(0)
-    layer = PrimalAttention(width=4, num_heads=1, feature_map="exponential", bias=False).double()
+    layer = PrimalAttention(width=4, num_heads=1, feature_map="exponential", data_dependent=False, bias=False).double()
     x = 0.5 * torch.randn(1, 5, 4, dtype=torch.float64)
     q, k = layer.query_key(x)[0].chunk(2, dim=-1)
     exact = torch.exp(q @ k.T / math.sqrt(4))
@@ -184,7 +184,7 @@ def test_the_exponential_map_stays_finite_whatever_comes_in(causal: bool) -> Non
 
 
 def test_data_dependent_rows_are_the_evenly_spaced_valid_tokens() -> None:
-    layer = PrimalAttention(width=4, num_heads=2, rank=1, data_dependent=True, rank_multi=4)
+    layer = PrimalAttention(width=4, num_heads=2, rank=1, rank_multi=4)
     x = torch.arange(1.0, 11.0)[None, :, None].expand(1, 10, 4).clone()
     rows, used = layer._rows(x, None)
     assert rows[0, :, 0, 0].tolist() == [1, 4, 7, 10]
@@ -203,9 +203,20 @@ def test_data_dependent_weights_are_refused_in_the_causal_layer() -> None:
         CausalPrimalAttention(width=8, num_heads=2, data_dependent=True)
 
 
-def test_max_length_caps_the_rows_of_data_dependent_weights() -> None:
-    layer = PrimalAttention(width=8, num_heads=2, rank=3, data_dependent=True, rank_multi=10, max_length=12)
+def test_max_rows_caps_the_rows_of_data_dependent_weights() -> None:
+    layer = PrimalAttention(width=8, num_heads=2, rank=3, rank_multi=10, max_rows=12)
     assert layer.e_weight.shape == (2, 12, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "mixes"), [("primal", True), ("primal, exponential", True), ("primal, data-independent", False)]
+)
+def test_tokens_learn_of_each_other_through_data_dependent_weights(name: str, mixes: bool) -> None:
+    """As the docstring says: with data-independent weights and the cosine map, an output is its own token's alone."""
+    layer = make_layer(name, False)
+    x = torch.stack(make_batch((8,)))
+    others = torch.cat((x[:, :1], torch.randn_like(x[:, 1:])), 1)
+    assert torch.equal(layer(x).hidden[:, 0], layer(others).hidden[:, 0]) is not mixes
 
 
 def test_the_cosine_map_keeps_directions_and_stays_finite_at_zero() -> None:

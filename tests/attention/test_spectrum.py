@@ -42,6 +42,9 @@ def test_padding_counts_as_no_singular_value() -> None:
     assert padded.effective_rank.item() == pytest.approx(2)
     assert padded.share_for(0.9).item() == pytest.approx(1)
     assert spectrum_of([0.0, 0.0]).explained_variance.isfinite().all()
+    assert spectrum_of([0.0, 0.0], num_tokens=0).share_for(0.9).isfinite().all()
+    with pytest.raises(ValueError, match=r"variance \(90\) must be above 0 and at most 1"):
+        padded.share_for(90)
 
 
 @pytest.mark.parametrize(("name", "causal"), VARIANTS)

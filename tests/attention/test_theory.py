@@ -15,7 +15,7 @@ from primal_dt import CausalPrimalAttention, PrimalAttention
 from primal_dt.attention.primal import FeatureMapName
 
 HEADS, HEAD_WIDTH = 2, 6
-SETTINGS = ["cosine", "exponential", "data-dependent", "causal", "causal exponential"]
+SETTINGS = ["cosine", "exponential", "data-dependent", "data-dependent exponential", "causal", "causal exponential"]
 
 
 class Solution(NamedTuple):
@@ -37,7 +37,7 @@ def build(setting: str, rank: int, rows: int, dtype: torch.dtype) -> PrimalAtten
         num_heads=HEADS,
         rank=rank,
         feature_map=feature_map,
-        data_dependent=setting == "data-dependent",
+        data_dependent="data-dependent" in setting,
         rank_multi=rows,
     ).to(dtype)
 
