@@ -8,6 +8,7 @@ process whose malloc gives memory back as soon as it is freed.
 import csv
 import importlib.util
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import tyro
 
-from benchmarks.measure import Timing, matrix_product_rate, peak_memory_mib, run_alone, time_interleaved
+from benchmarks.measure import Timing, large_matrix_product, peak_memory_mib, run_alone, time_interleaved
 from benchmarks.table import format_table
 from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
 
@@ -139,7 +140,7 @@ def measure(config: Config, device: torch.device, note: Callable[[str], None]) -
             for variant, needed in memory.items()
             if needed is not None
         }
-        calls["matrix product"] = matrix_product_rate(device, size=RATE_SIZE)
+        calls["matrix product"] = large_matrix_product(device, size=RATE_SIZE)
         timings = time_interleaved(
             calls,
             seconds=config.seconds,
@@ -192,7 +193,7 @@ def findings(columns: Sequence[Column]) -> Iterator[str]:
     """What the layer should show, and whether it does."""
     cells = [cell for column in columns for cell in column.cells]
     seconds = {(c.variant.label, c.variant.causal, c.length): c.timing.median for c in cells if c.timing}
-    memory = {(c.variant.label, c.variant.causal, c.length): c.memory_mib for c in cells if c.memory_mib}
+    memory = {(c.variant.label, c.variant.causal, c.length): c.memory_mib for c in cells if c.memory_mib is not None}
 
     def verdict(claim: str, value: float, bar: float, *, at_least: bool) -> str:
         met = value >= bar if at_least else value <= bar
@@ -246,7 +247,9 @@ def save_csv(columns: Sequence[Column], path: Path) -> None:
         )
         for cell in (cell for column in columns for cell in column.cells):
             t = cell.timing
-            times = ["", "", "", ""] if t is None else [t.median, t.lower_quartile, t.upper_quartile, t.calls]
+            times = (
+                ["does not fit", "", "", ""] if t is None else [t.median, t.lower_quartile, t.upper_quartile, t.calls]
+            )
             memory = "" if cell.memory_mib is None else cell.memory_mib
             writer.writerow([cell.variant.label, cell.variant.causal, cell.length, *times, memory])
 
@@ -296,10 +299,14 @@ def save_plot(columns: Sequence[Column], path: Path) -> None:
 def machine(device: torch.device) -> str:
     """Where the numbers come from."""
     threads = torch.get_num_threads()
-    where = f"{threads} CPU thread{'s' if threads > 1 else ''}"
+    where = f"{threads} CPU thread{'s' if threads > 1 else ''} ({torch.backends.cpu.get_cpu_capability()})"
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
-    return f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32"
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32; "
+        f"commit {commit.stdout.strip() or 'unknown'}"
+    )
 
 
 def note_progress(text: str) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import multiprocessing
 import resource
+import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Timing", "matrix_product_rate", "peak_memory_mib", "run_alone", "time_interleaved"]
+__all__ = ["Timing", "large_matrix_product", "peak_memory_mib", "run_alone", "time_interleaved"]
 
 
 Result = TypeVar("Result")
@@ -74,7 +75,7 @@ def _summary(seen: list[float]) -> Timing:
     return Timing(median, lower, upper, len(seen))
 
 
-def matrix_product_rate(device: torch.device, *, size: int = 1024) -> Callable[[], object]:
+def large_matrix_product(device: torch.device, *, size: int = 1024) -> Callable[[], object]:
     """A call worth ``2 * size**3`` floating-point operations, to time among the others."""
     a, b = torch.randn(2, size, size, device=device)
     return lambda: a @ b
@@ -132,9 +133,11 @@ def run_alone(function: Callable[..., Result], *arguments: object) -> Result:
     sender.close()
     try:
         result: Result | BaseException = receiver.recv()
-    except EOFError:  # killed by the system
-        result = MemoryError(f"the process ended with code {process.exitcode}")
-    process.join()
+        process.join()
+    except EOFError:  # it died without an answer; the system kills what takes too much memory
+        process.join()
+        kind = MemoryError if process.exitcode == -signal.SIGKILL else RuntimeError
+        result = kind(f"the process ended with code {process.exitcode}")
     if isinstance(result, BaseException):
         raise result
     return result

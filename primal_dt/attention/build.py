@@ -62,8 +62,9 @@ def build_attention(
     parameters = inspect.signature(layer).parameters
     known = set(parameters) - {"width", "num_heads", "causal", "dropout"}
     if unknown := set(options) - known:
+        direction = "causal" if causal else "bidirectional"
         raise TypeError(
-            f"attention kind {kind!r} has no option {', '.join(sorted(unknown))}; "
+            f"{direction} attention kind {kind!r} has no option {', '.join(sorted(unknown))}; "
             f"its options: {', '.join(sorted(known))}"
         )
     if missing := [name for name in known - set(options) if parameters[name].default is inspect.Parameter.empty]:

@@ -22,8 +22,8 @@ class PrimalState(NamedTuple):
     """(B, D), the sum of the tokens so far."""
     num_tokens: Tensor
     """(B,), how many they are."""
-    key_sum: Tensor | None
-    """(B, H, P), the sum of the key features so far, for the exponential map; None for the cosine map."""
+    log_key_sum: Tensor | None
+    """(B, H, P), the logarithm of the sum of the key features so far: exponential map only."""
 
 
 class PrimalWindow(NamedTuple):
@@ -44,7 +44,7 @@ class CausalPrimalAttention(PrimalAttention):
 
     The weights are data-independent: data-dependent ones would be built from the future.
 
-    Args: as :class:`PrimalAttention`, without those of data-dependent weights.
+    Args: as :class:`PrimalAttention`; ``data_dependent`` is there to be refused.
     """
 
     _causal: ClassVar[bool] = True
@@ -79,13 +79,14 @@ class CausalPrimalAttention(PrimalAttention):
         """The state before the first token."""
         weight = self.query_key.weight
         dtype = at_least_float32(weight.dtype)
-        key_sum = None
+        log_key_sum = None
         if isinstance(self.feature_map, ExponentialMap):
-            key_sum = weight.new_zeros(batch_size, self.num_heads, self.head_width, dtype=dtype)
+            shape = (batch_size, self.num_heads, self.head_width)
+            log_key_sum = weight.new_full(shape, float("-inf"), dtype=dtype)
         return PrimalState(
             total=weight.new_zeros(batch_size, self.width, dtype=dtype),
             num_tokens=weight.new_zeros(batch_size, dtype=torch.int64),
-            key_sum=key_sum,
+            log_key_sum=log_key_sum,
         )
 
     def step(self, x: Tensor, state: PrimalState, valid: Tensor | None = None) -> tuple[Tensor, PrimalState]:
@@ -103,22 +104,23 @@ class CausalPrimalAttention(PrimalAttention):
             raise TypeError(f"state must be a PrimalState, as initial_state gives, not {type(state).__name__}")
         x, seen = self._clear_token(x, valid)  # (B, D), (B,)
         self._check_fit("state", state.total.shape, x.shape)
-        if (state.key_sum is not None) != isinstance(self.feature_map, ExponentialMap):
+        log_key_sum = state.log_key_sum
+        if (log_key_sum is None) == isinstance(self.feature_map, ExponentialMap):
             raise ValueError(
                 "state is that of a layer with the other feature map: begin with this layer's initial_state"
             )
         total, count = state.total + x, state.num_tokens + seen
         context = (total / count.clamp(min=1)[:, None]).to(x.dtype)[:, None]  # (B, 1, D)
-        key_sum = state.key_sum
-        if isinstance(self.feature_map, ExponentialMap) and key_sum is not None:
-            g = self.feature_map.unnormalized(self._queries_and_keys(context))  # (B, 1, 2, H, P)
-            key_sum = key_sum + g[:, 0, 1] * seen[:, None, None]
-            phi = self.feature_map.normalized(g, key_sum[:, None])
+        if isinstance(self.feature_map, ExponentialMap) and log_key_sum is not None:
+            log_g = self.feature_map.log_features(self._queries_and_keys(context))  # (B, 1, 2, H, P)
+            grown = log_key_sum.logaddexp(log_g[:, 0, 1])
+            log_key_sum = torch.where(seen[:, None, None], grown, log_key_sum)
+            phi = self.feature_map.normalized(log_g, log_key_sum[:, None])
         else:
             phi = self._features(context, None)  # (B, 1, 2, H, P)
         scores = self._scores(phi, self._weights(context, None))
         hidden = self._emit(self._merge(scores), seen[:, None], None)[:, 0]
-        return hidden, PrimalState(total, count, key_sum)
+        return hidden, PrimalState(total, count, log_key_sum)
 
     def initial_window(self, batch_size: int, window: int) -> PrimalWindow:
         """A ring of ``window`` tokens, still empty."""
@@ -133,8 +135,8 @@ class CausalPrimalAttention(PrimalAttention):
     def step_window(self, x: Tensor, window: PrimalWindow, valid: Tensor | None = None) -> tuple[Tensor, PrimalWindow]:
         """As :meth:`step`, over the last W tokens only: the output that :meth:`forward` of those W has at the last.
 
-        Costs O(W D) more than :meth:`step`. The sum over the ring is taken anew: a running sum that also
-        subtracts what leaves the ring would drift.
+        Costs more than :meth:`step`: a sum over the W tokens (taken anew, since one that also subtracts what leaves
+        the ring would drift) and, with the exponential map, the features of all W.
         """
         if not isinstance(window, PrimalWindow):
             raise TypeError(f"window must be a PrimalWindow, as initial_window gives, not {type(window).__name__}")

@@ -36,16 +36,17 @@ class CosineMap(FeatureMap):
 
 
 def unit(z: Tensor) -> Tensor:
-    """``z / |z|`` along the last axis, and zero where z is zero."""
+    """``z / |z|`` along the last axis; next to nothing where z is next to nothing."""
     if torch.compiler.is_compiling():
-        return z * _inverse_length(z)  # a compiler fuses the plain formula by itself
+        return (z * _inverse_length(z)).to(z.dtype)  # a compiler fuses the plain formula by itself
     direction, _ = _Unit.apply(z)  # type: ignore[no-untyped-call]
     return direction
 
 
 def _inverse_length(z: Tensor) -> Tensor:
-    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return 1 / torch.where(length > 0, length, 1.0)
+    """``1 / |z|``, in float32 at least, since squares soon leave the range of float16; 1 where z is next to nothing."""
+    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=at_least_float32(z.dtype))
+    return 1 / torch.where(length > 1e-12, length, 1.0)
 
 
 class _Unit(torch.autograd.Function):
@@ -59,11 +60,12 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
         inverse = _inverse_length(z)
-        return z * inverse, inverse
+        return (z * inverse).to(z.dtype), inverse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*output)
+        ctx.save_for_forward(*output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -80,7 +82,13 @@ class _Unit(torch.autograd.Function):
         if inverse_gradient is not None:  # in second derivatives only
             through_inverse = -inverse_gradient * inverse.square() * direction
             result = through_inverse if result is None else result + through_inverse
-        return result
+        return None if result is None else result.to(direction.dtype)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        direction, inverse = ctx.saved_tensors
+        along = (direction * tangent).sum(-1, keepdim=True)
+        return ((tangent - direction * along) * inverse).to(direction.dtype), -along * inverse.square()
 
 
 class ExponentialMap(FeatureMap):
@@ -91,10 +99,12 @@ class ExponentialMap(FeatureMap):
     symmetrically normalised ``D^(-1/2) exp(Q K') D^(-1/2)``, not the row-stochastic softmax.
 
     In a causal layer the sum in D runs over the prefix only.
+
+    Sums are taken of logarithms of features, so only a feature itself can leave the range of floating-point numbers:
+    it is held below ``exp(20)``.
     """
 
     pointwise = False
-    # exp(2 * 20) is the largest ratio that D can reach; its square, in the objective, still fits float32.
     exponent_limit = 20.0
 
     def __init__(self, *, head_width: int, causal: bool) -> None:
@@ -110,23 +120,21 @@ class ExponentialMap(FeatureMap):
         nn.init.normal_(self.directions)
 
     def forward(self, qk: Tensor, valid: Tensor | None) -> Tensor:
-        g = self.unnormalized(qk)  # (B, L, 2, H, P)
-        if valid is not None:
-            g = g.masked_fill(~valid[:, :, None, None, None], 0.0)
-        g_k = g[:, :, 1]  # (B, L, H, P)
-        return self.normalized(g, g_k.cumsum(1) if self.causal else g_k.sum(1, keepdim=True))
+        log_g = self.log_features(qk)  # (B, L, 2, H, P)
+        log_k = log_g[:, :, 1]  # (B, L, H, P)
+        if valid is not None:  # a number so small that its exponential is zero; infinity would spoil gradients
+            log_k = log_k.masked_fill(~valid[:, :, None, None], -1e30)
+        log_key_sum = log_k.logcumsumexp(1) if self.causal else log_k.logsumexp(1, keepdim=True)
+        phi = self.normalized(log_g, log_key_sum)
+        return phi if valid is None else phi.masked_fill(~valid[:, :, None, None, None], 0.0)
 
-    def unnormalized(self, z: Tensor) -> Tensor:
-        """The features g, in float32 at least."""
+    def log_features(self, z: Tensor) -> Tensor:
+        """``log g``, in float32 at least."""
         dtype = at_least_float32(z.dtype)
         with autocast_off(z.device):
-            directions = self.directions.to(dtype)
-            return feature_exponents(self.scale * z.to(dtype), directions, limit=self.exponent_limit).exp()
+            return feature_exponents(self.scale * z.to(dtype), self.directions.to(dtype))
 
-    def normalized(self, g: Tensor, key_sum: Tensor) -> Tensor:
-        """Divide g (B, L, 2, H, P) by the root of D, given the sums of keys (B, L or 1, H, P) in it.
-
-        A token that no valid key precedes has D = 0; it is padding itself.
-        """
-        total = (g[:, :, 0] * key_sum).sum(-1, keepdim=True)  # (B, L, H, 1), D
-        return g * torch.where(total > 0, total, 1.0).rsqrt()[:, :, None]
+    def normalized(self, log_g: Tensor, log_key_sum: Tensor) -> Tensor:
+        """The features (B, L, 2, H, P), given the logarithm (B, L or 1, H, P) of the sums of key features in D."""
+        log_total = (log_g[:, :, 0] + log_key_sum).logsumexp(-1, keepdim=True)  # (B, L, H, 1), log D
+        return (log_g - log_total[:, :, None] / 2).clamp(max=self.exponent_limit).exp()

@@ -21,7 +21,8 @@ class FlowformerAttention(DualAttention):
 
     Causal, as published: every sum over tokens, the one over values too, is a mean over the prefix (so that flows
     stay comparable along the sequence), and the softmax is ``n_j exp(O'_j) / sum_{m <= j} exp(O'_m)``.
-    A softmax may not subtract a maximum from the future, so there O' is held below 10.
+    A softmax may not subtract a maximum from the future, so there O' is held below 10, as published; the published
+    bidirectional code holds it below 1, which a softmax that subtracts its maximum does not need.
     """
 
     exponent_limit = 10.0

@@ -25,7 +25,7 @@ class FeatureAttention(DualAttention):
     """Attention through non-negative features; a subclass says which, in :meth:`_features`."""
 
     least_total = 1e-30
-    """The least that the denominator is taken for; below it, the output fades to zero."""
+    """Lower bound of the denominator; below it, the output fades to zero."""
 
     @abstractmethod
     def _features(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -60,8 +60,10 @@ def _elu_plus_one(z: Tensor) -> Tensor:
 class PerformerAttention(FeatureAttention):
     """FAVOR+ (arXiv 2009.14794): positive orthogonal random features whose products estimate ``exp(<q, k> / sqrt(P))``.
 
-    The features are drawn once, with the layer; the paper may draw them anew during training. The exponents of
-    the keys are bounded per element, not by a maximum over the keys, which would look at the future.
+    The features are drawn once, with the layer; the paper may redraw them during training. To stay in range, the
+    usual code subtracts a maximum over the keys from their exponents, which in a causal layer looks at the future;
+    here they are held between -40 and 40. Keys that reach the bound, with |k|^2 near 80 sqrt(P), are beyond what a
+    finite number of features can estimate.
 
     Args:
         num_features: F.
@@ -98,7 +100,7 @@ class PerformerAttention(FeatureAttention):
         # A factor on the features of one query cancels in its own quotient: no |q|^2, and their maximum is one.
         q_exponent = scale * q @ directions.T
         q_exponent = q_exponent - q_exponent.detach().amax(-1, keepdim=True)
-        k_exponent = feature_exponents(scale * k, directions, limit=self.exponent_limit)
+        k_exponent = feature_exponents(scale * k, directions).clamp(-self.exponent_limit, self.exponent_limit)
         return q_exponent.exp(), k_exponent.exp()
 
 

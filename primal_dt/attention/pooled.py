@@ -48,7 +48,9 @@ class ScaledHeadAttention(DualAttention):
         mixed: list[Tensor] = [q] * self.num_heads
         for stride in sorted(set(self.strides)):
             heads = [head for head, s in enumerate(self.strides) if s == stride]
-            group = self._mix_pooled(q[:, heads], k[:, heads], v[:, heads], valid, stride)
+            # Slices, not q[:, heads]: a list of indices would be copied to the device at every call.
+            own_q, own_k, own_v = (torch.stack([z[:, head] for head in heads], 1) for z in (q, k, v))
+            group = self._mix_pooled(own_q, own_k, own_v, valid, stride)
             for head, tensor in zip(heads, group.unbind(1), strict=True):
                 mixed[head] = tensor
         return torch.stack(mixed, 1)

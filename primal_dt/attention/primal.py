@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from primal_dt.attention.feature_maps import CosineMap, ExponentialMap, FeatureMap
 from primal_dt.attention.ksvd import ksvd_objective
-from primal_dt.attention.layer import AttentionLayer, AttentionOutput, Positions, select
+from primal_dt.attention.layer import AttentionLayer, AttentionOutput, Positions, at_least_float32, select
 from primal_dt.attention.padding import spread_rows
 
 __all__ = ["FeatureMapName", "PrimalAttention"]
@@ -186,10 +186,11 @@ class PrimalAttention(AttentionLayer):
 
     def _trace(self, used: Tensor | None) -> Tensor:
         """Tr(W_e' W_r), (H, B or 1), of the raw parameters: with W_{e|X} in it Lemma 4.2 would not hold."""
-        by_row = (self.e_weight * self.r_weight).sum(-1)  # (H, P) or (H, N)
+        dtype = at_least_float32(self.e_weight.dtype)  # J is a small difference of large numbers
+        by_row = (self.e_weight.to(dtype) * self.r_weight.to(dtype)).sum(-1)  # (H, P) or (H, N)
         if used is None:
             return by_row.sum(-1, keepdim=True)
-        return by_row[:, : used.shape[1]] @ used.to(by_row.dtype).T
+        return (by_row[:, None, : used.shape[1]] * used).sum(-1)
 
     def _rows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """X' (B, N, H, P), evenly spaced tokens of each sequence, zero past its last; and which are used (B, N)."""
@@ -203,7 +204,10 @@ class PrimalAttention(AttentionLayer):
         return torch.einsum(equation, phi, weights.projections.to(phi.dtype))
 
     def _merge(self, scores: Tensor) -> Tensor:
-        """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without joining the two first."""
+        """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without joining the two first.
+
+        The linear map is applied in two halves, so a hook on ``merge`` does not fire.
+        """
         _, H, B, M, _ = scores.shape
         e, r = scores.to(self.merge.weight.dtype).flatten(1, 3).unbind()  # (H B M, R) each
         e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each

@@ -1,6 +1,8 @@
 """Positive random features: ``exp(<q, k>) = E[g(q) g(k)]`` with ``g(z) = exp(<w, z> - |z|^2 / 2)``, w ~ N(0, I).
 
 Shared by Performer (FAVOR+, arXiv 2009.14794) and by the exponential map of Primal-Attention.
+
+Axes: F features, P the width that they are features of.
 """
 
 import torch
@@ -9,14 +11,9 @@ from torch import Tensor
 __all__ = ["feature_exponents", "orthogonal_directions_"]
 
 
-def feature_exponents(z: Tensor, directions: Tensor, *, limit: float) -> Tensor:
-    """(..., P), (F, P) -> (..., F), the exponents ``<w, z> - |z|^2 / 2`` of the features of z.
-
-    They are held to [-limit, limit]. The usual way to stay in range subtracts a maximum over the
-    sequence, which in a causal layer would look at the future; a bound per element cannot. The bound is reached where
-    |z|^2 / 2 nears the limit, and there a finite number of features estimates nothing any more.
-    """
-    return (z @ directions.T - z.square().sum(-1, keepdim=True) / 2).clamp(-limit, limit)
+def feature_exponents(z: Tensor, directions: Tensor) -> Tensor:
+    """(..., P), (F, P) -> (..., F), the logarithms ``<w, z> - |z|^2 / 2`` of the features of z."""
+    return z @ directions.T - z.square().sum(-1, keepdim=True) / 2
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ class ReformerAttention(DualAttention):
     """``K_ij = softmax_j(<q_i, k_j> / sqrt(P))`` over the j near i in some round, with ``k_j = q_j / |q_j|``.
 
     In each round the tokens are sorted by bucket (``argmax [x R; -x R]``, R a random rotation) and
-    then by position, and cut into chunks; "near" means in the same chunk or in the one before. Rounds
+    then by position, and cut into chunks; "near" means in the same chunk or in the one before, whatever the bucket, as
+    in the batched form of the paper. Rounds
     are joined exactly: a pair that meets in n rounds counts once. A token attends to itself only
     if it has nobody else.
 
@@ -122,7 +123,7 @@ def attend_in_chunks(
     C = min(chunk_size, L)
     G = -(-L // C)
     place = order.argsort(-1)  # (B, H, T, L), where each token went
-    chunk_of = place // C  # (B, H, T, L)
+    chunk_of = (place // C).to(torch.int32)  # (B, H, T, L)
 
     # The last chunk is filled up with copies of token 0 that are marked as no tokens.
     padded = F.pad(order, (0, G * C - L))  # (B, H, T, G C)
@@ -168,7 +169,7 @@ def _meetings(chunk_of: Tensor, sort: Callable[[Tensor], Tensor]) -> Tensor:
     """(B, H, T, G, C, 2 C), in how many rounds a key's chunk is the query's or the one before it; at least 1."""
     chunks = sort(chunk_of.mT)  # (B, H, T, G, C, T), of each sorted token in every round
     key_chunks = _with_chunk_before(chunks)  # (B, H, T, G, 2 C, T)
-    meetings = torch.zeros((), dtype=torch.int64, device=chunk_of.device)
+    meetings = torch.zeros((), dtype=torch.uint8, device=chunk_of.device)
     for query_chunk, key_chunk in zip(chunks.unbind(-1), key_chunks.unbind(-1), strict=True):
         distance = query_chunk[..., None] - key_chunk[..., None, :]  # (B, H, T, G, C, 2 C)
         meetings = meetings + ((distance == 0) | (distance == 1))

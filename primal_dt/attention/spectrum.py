@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_dt.attention.layer import AttentionLayer, at_least_float32
+from primal_dt.attention.padding import valid_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ class Spectrum(NamedTuple):
     explained_variance: Tensor
     """(B, H, L), ``sum_{j <= i} s_j^2 / sum_j s_j^2``: rises to 1."""
     effective_rank: Tensor
-    """(B, H), the exponential of the entropy of ``s / sum(s)``: 1 for rank one, n for n equal values."""
+    """(B, H), the exponential of the entropy of ``s / sum(s)``: 1 for rank one, n for n equal values, 0 for none."""
     num_tokens: Tensor
     """(B,), how many tokens are real: at most so many singular values are not zero."""
 
@@ -52,8 +53,8 @@ def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None
     explained = variance.cumsum(-1) / variance.sum(-1, keepdim=True).clamp(min=tiny)
     share = values / values.sum(-1, keepdim=True).clamp(min=tiny)
     entropy = -torch.special.xlogy(share, share).sum(-1)
-    tokens = torch.full(x.shape[:1], x.shape[1], device=x.device) if valid is None else valid.sum(1)
-    return Spectrum(values, explained, entropy.exp(), tokens)
+    tokens = valid_counts(x, valid)
+    return Spectrum(values, explained, entropy.exp().masked_fill(values[..., 0] == 0, 0.0), tokens)
 
 
 @torch.no_grad()

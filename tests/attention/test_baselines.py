@@ -11,10 +11,22 @@ from primal_dt.attention.layer import DualAttention
 from primal_dt.attention.random_features import orthogonal_directions_
 from primal_dt.attention.scan import causal_products
 
-from .kinds import BASELINE_VARIANTS, WIDTH, make_batch, make_layer, pad
+from .kinds import BASELINE_VARIANTS, OPTIONS, WIDTH, make_batch, make_layer, pad
 from .slow import slow_attention
 
 variants = pytest.mark.parametrize(("name", "causal"), BASELINE_VARIANTS)
+
+
+@variants
+def test_a_layer_equals_its_slow_reference_in_single_precision_and_other_widths(name: str, causal: bool) -> None:
+    for num_heads in (1, 2):
+        torch.manual_seed(num_heads)
+        layer = build_attention(
+            name.partition(",")[0], width=10, num_heads=num_heads, causal=causal, **OPTIONS.get(name, {})
+        )
+        assert isinstance(layer, DualAttention)
+        x = torch.randn(2, 13, 10)
+        torch.testing.assert_close(layer(x).hidden, slow_attention(layer, x), atol=2e-4, rtol=2e-4)
 
 
 def compare_with_slow(layer: AttentionLayer, x: Tensor, valid: Tensor | None, tolerance: float = 1e-9) -> None:
@@ -148,20 +160,62 @@ def test_cosformer_weighs_near_tokens_more() -> None:
     torch.testing.assert_close(weights[0] / weights[0, 0], expected)
 
 
-def test_flowformer_conserves_flow() -> None:
-    """Its papers' claim: with the outgoing flow of sources fixed to 1, the incoming flow of all sinks sums to n."""
+def test_flowformer_gives_each_sink_its_share_of_the_flow() -> None:
+    """With equal queries all sinks receive alike: each takes one source's worth, sigmoid(1) of the average."""
     layer = make_layer("flowformer", False)
     assert isinstance(layer, FlowformerAttention)
+    with torch.no_grad():
+        layer.query.weight.zero_()
     x = torch.stack(make_batch((11,)))
-    q, k = (z.sigmoid() for z in layer._queries_and_keys(x))  # (1, H, L, P)
-    flow = q @ k.mT
-    conserved = (flow / flow.sum(-2, keepdim=True)).sum(-1)
-    torch.testing.assert_close(conserved.sum(-1), torch.full((1, layer.num_heads), 11.0, dtype=x.dtype))
-    # A row of its matrix is an average with competition weights, scaled by the sink's share: positive, finite.
     matrix = layer.kernel_matrix(x)
-    competition = 11 * (flow / flow.sum(-1, keepdim=True)).sum(-2).softmax(-1)
-    expected = torch.sigmoid(conserved)[..., None] * flow / flow.sum(-1, keepdim=True) * competition[..., None, :]
-    torch.testing.assert_close(matrix, expected)
+    flow = layer._queries_and_keys(x)[0].sigmoid() @ layer._queries_and_keys(x)[1].sigmoid().mT
+    competition = 11 * (11 * flow[..., 0, :] / flow[..., 0, :].sum(-1, keepdim=True)).softmax(-1)
+    expected = (
+        torch.sigmoid(torch.ones((), dtype=x.dtype))
+        * competition
+        * flow[..., 0, :]
+        / flow[..., 0, :].sum(-1, keepdim=True)
+    )
+    torch.testing.assert_close(matrix, expected[..., None, :].expand_as(matrix))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 30.0, 1e4])
+@variants
+def test_outputs_and_gradients_stay_finite_whatever_comes_in(name: str, causal: bool, scale: float) -> None:
+    layer = make_layer(name, causal, dtype=torch.float32)
+    x = (scale * torch.stack(make_batch((9, 9), dtype=torch.float32))).requires_grad_()
+    hidden = layer(x).hidden
+    gradients = torch.autograd.grad(hidden.sin().sum(), [x, *layer.parameters()])
+    assert all(t.isfinite().all() for t in (hidden, *gradients))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_does_not_see_the_scale_of_its_features(causal: bool) -> None:
+    """Features of exp(-30), all of whose digits elu + 1 would lose: the rows are still weights of a mean."""
+    layer = make_layer("linear", causal, dtype=torch.float32)
+    assert isinstance(layer, DualAttention)
+    nn.init.constant_(layer.query.bias, -30.0)
+    nn.init.constant_(layer.key.bias, -30.0)
+    matrix = layer.kernel_matrix(torch.stack(make_batch((9, 9), dtype=torch.float32)))
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(2, 3, 9), atol=1e-3, rtol=0)
+
+
+def test_cosformer_gives_nothing_where_no_feature_is_positive() -> None:
+    layer = make_layer("cosformer", True, dtype=torch.float32)
+    assert isinstance(layer, DualAttention)
+    nn.init.constant_(layer.key.bias, -100.0)
+    x = torch.stack(make_batch((9, 9), dtype=torch.float32)).requires_grad_()
+    hidden = layer(x).hidden
+    torch.testing.assert_close(hidden, layer.output.bias.expand_as(hidden))
+    assert torch.autograd.grad(hidden.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("side", ["left", "scattered"])
+def test_attention_bn_takes_its_origin_from_a_real_token(side: str) -> None:
+    layer = make_layer("attention_bn", True)
+    x, valid = pad([100 + sequence for sequence in make_batch((20, 30))], 37, side)
+    exact = layer(x, valid).hidden.detach()
+    torch.testing.assert_close(layer.float()(x.float(), valid).hidden.double(), exact, atol=2e-2, rtol=0)
 
 
 def test_reformer_with_one_chunk_is_shared_query_softmax_without_oneself() -> None:

@@ -19,9 +19,11 @@ class Elements(TorchDispatchMode):
 
     total = 0
     largest = 0
+    operators = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.operators += 1
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.total += leaf.numel()
@@ -39,19 +41,20 @@ def count(layer: AttentionLayer, length: int) -> Elements:
     return elements
 
 
-def growth(name: str, causal: bool) -> tuple[float, float]:
-    """How total and largest grow when the length is doubled."""
+def growth(name: str, causal: bool) -> tuple[float, float, float]:
+    """How the total, the largest and the number of operators grow when the length is doubled."""
     options: dict[str, Any] = {"cosformer": {"horizon": 4096}, "linformer": {"max_length": 4096}}.get(name, {})
     layer = make_layer(name, causal, dtype=torch.float32, **options)
     short, long = count(layer, 1024), count(layer, 2048)
-    return long.total / short.total, long.largest / short.largest
+    return long.total / short.total, long.largest / short.largest, long.operators / short.operators
 
 
 @pytest.mark.parametrize(("name", "causal"), [v for v in VARIANTS if not v[0].startswith(SQUARE)])
 def test_linear_kinds_grow_linearly(name: str, causal: bool) -> None:
-    total, largest = growth(name, causal)
+    total, largest, operators = growth(name, causal)
     assert total < 2.05
     assert largest < 2.05
+    assert operators == 1  # no loop over tokens
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from primal_dt.attention import AttentionLayer
+from primal_dt.attention.padding import spread_rows
 
 from .kinds import SIDES, VARIANTS, make_batch, make_layer, pad
 
@@ -89,6 +90,15 @@ def test_a_row_of_nothing_but_padding_gives_zeros(name: str, causal: bool) -> No
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert (gradients[0][1] == 0).all()
     assert hidden[0].abs().max() > 1e-3
+
+
+def test_spread_rows_stay_within_the_sequence() -> None:
+    """Also those that are not used: an index past the end reads foreign memory."""
+    for count in range(7):
+        valid = (torch.arange(6) < count)[None]
+        index, used = spread_rows(torch.zeros(1, 6, 2), valid, 4)
+        assert index.max() < 6
+        assert used.sum() == min(count, 4)
 
 
 @variants

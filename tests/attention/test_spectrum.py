@@ -1,5 +1,6 @@
 """Singular values of kernel matrices, and what is said of them."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -37,11 +38,19 @@ def test_equal_values_have_full_rank_and_one_value_has_rank_one() -> None:
     assert single.share_for(0.9).item() == pytest.approx(0.25)
 
 
+def test_variance_is_of_squares_and_rank_of_values() -> None:
+    uneven = spectrum_of([1.0, 3.0])
+    assert uneven.explained_variance[0, 0].tolist() == pytest.approx([0.9, 1])
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert uneven.effective_rank.item() == pytest.approx(math.exp(entropy))
+
+
 def test_padding_counts_as_no_singular_value() -> None:
     padded = spectrum_of([2.0, 2.0, 0.0, 0.0], num_tokens=2)
     assert padded.effective_rank.item() == pytest.approx(2)
     assert padded.share_for(0.9).item() == pytest.approx(1)
     assert spectrum_of([0.0, 0.0]).explained_variance.isfinite().all()
+    assert spectrum_of([0.0, 0.0]).effective_rank.item() == 0
     assert spectrum_of([0.0, 0.0], num_tokens=0).share_for(0.9).isfinite().all()
     with pytest.raises(ValueError, match=r"variance \(90\) must be above 0 and at most 1"):
         padded.share_for(90)
@@ -73,14 +82,21 @@ class Stack(nn.Module):
 
 def test_a_model_shows_each_layer_with_the_tokens_that_reach_it() -> None:
     torch.manual_seed(0)
-    model, x, valid = Stack(), torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.bool)
-    spectra = model_spectra(model, x, valid)
+    model, x, valid = Stack(), torch.randn(2, 6, 8), torch.arange(6) < torch.tensor([[6], [4]])
+    spectra = model_spectra(model, x, valid=valid)
     assert list(spectra) == ["first", "top"]
+    assert spectra["top"].num_tokens.tolist() == [6, 4]
+    assert not spectra["top"].singular_values.requires_grad
     with torch.no_grad():
         hidden = x + model.first(x, valid).hidden
     expected = layer_spectrum(model.top, hidden, valid)
     torch.testing.assert_close(spectra["top"].singular_values, expected.singular_values)
     assert not model.first._forward_pre_hooks  # nothing is left behind
+    with pytest.raises(TypeError):
+        model_spectra(model, x)  # not what the model takes
+    assert not model.first._forward_pre_hooks
+    # And a layer in half precision, which a decomposition does not take as it is.
+    assert layer_spectrum(model.top.bfloat16(), x.bfloat16(), valid).singular_values.dtype == torch.float32
 
 
 def test_the_plot_shows_each_layer_and_head(tmp_path: Path) -> None:

@@ -142,18 +142,29 @@ def test_dropout_acts_in_training_only() -> None:
     assert (layer(x).hidden == 0).sum() == 0
 
 
-def test_attention_dropout_drops_attention_weights() -> None:
-    layer = make_layer("softmax", True, attention_dropout=0.5)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_dropout_drops_attention_weights(fused: bool, masked: bool) -> None:
+    layer = make_layer("softmax", True, attention_dropout=0.5, fused=fused)
     x = torch.stack(make_batch((9, 9)))
-    assert not torch.equal(layer(x).hidden, layer(x).hidden)
+    valid = torch.ones(2, 9, dtype=torch.bool) if masked else None
+    assert not torch.equal(layer(x, valid).hidden, layer(x, valid).hidden)
     layer.eval()
-    torch.testing.assert_close(layer(x).hidden, make_layer("softmax", True)(x).hidden)
+    torch.testing.assert_close(layer(x, valid).hidden, make_layer("softmax", True)(x).hidden)
 
 
-def test_every_kind_works_on_a_device_without_data() -> None:
-    """Shapes alone: nothing reads a value back from the device, nothing assumes the CPU."""
-    for name, causal in VARIANTS:
-        layer = make_layer(name, causal).to("meta")
-        x = torch.zeros(2, 9, WIDTH, dtype=torch.float64, device="meta")
-        valid = torch.ones(2, 9, dtype=torch.bool, device="meta")
-        assert layer(x, valid, positions=slice(1, None, 3), with_objective=True).hidden.shape == (2, 3, WIDTH)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("name", "causal"), VARIANTS)
+def test_nothing_waits_for_the_device(name: str, causal: bool, masked: bool) -> None:
+    """On a device without data, forward and backward: a value that is read back, or a CPU tensor, would raise."""
+    layer = make_layer(name, causal).to("meta")
+    x = torch.zeros(2, 9, WIDTH, dtype=torch.float64, device="meta", requires_grad=True)
+    valid = torch.ones(2, 9, dtype=torch.bool, device="meta") if masked else None
+    hidden, objective = layer(x, valid, positions=slice(1, None, 3), with_objective=True)
+    assert hidden.shape == (2, 3, WIDTH)
+    (hidden.sum() if objective is None else hidden.sum() + objective.sum()).backward()
+    assert layer.kernel_matrix(x, valid).shape == (2, layer.num_heads, 9, 9)
+    if isinstance(layer, CausalPrimalAttention):
+        token, real = x[:, 0], None if valid is None else valid[:, 0]
+        assert layer.step(token, layer.initial_state(2), real)[0].shape == (2, WIDTH)
+        assert layer.step_window(token, layer.initial_window(2, 3), real)[0].shape == (2, WIDTH)
