@@ -67,8 +67,8 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert "pytest" in result.stdout
 
 
-def test_every_file_that_the_readme_names_is_there() -> None:
-    links = re.findall(r"\]\(([^)#]+?)\)", README)
-    for link in links:
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         if not link.startswith("http"):
-            assert (ROOT / link).exists(), link
+            assert (page.parent / link).exists(), link
