@@ -119,8 +119,7 @@ class CausalPrimalAttention(PrimalAttention):
         else:
             phi = self._features(context, None)  # (B, 1, 2, H, P)
         scores = self._scores(phi, self._weights(context, None))
-        hidden = self._emit(self._merge(scores), seen[:, None], None)[:, 0]
-        return hidden, PrimalState(total, count, log_key_sum)
+        return self._emit(self._merge(scores)[:, 0], seen), PrimalState(total, count, log_key_sum)
 
     def initial_window(self, batch_size: int, window: int) -> PrimalWindow:
         """A ring of ``window`` tokens, still empty."""

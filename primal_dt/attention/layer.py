@@ -48,7 +48,6 @@ class AttentionLayer(nn.Module, ABC):
         self.output = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    @abstractmethod
     def forward(
         self,
         x: Tensor,
@@ -65,6 +64,15 @@ class AttentionLayer(nn.Module, ABC):
             positions: where to compute the output; the result equals computing all and selecting.
             with_objective: return J as well, for kinds that have one.
         """
+        x = self._clear_padding(x, valid, positions)
+        heads, objective = self._attend(x, valid, positions, with_objective)
+        return AttentionOutput(self._emit(heads, None if valid is None else select(valid, positions)), objective)
+
+    @abstractmethod
+    def _attend(
+        self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """From x (B, L, D), padding cleared: the heads (B, M, H, P) at the chosen positions, and J (B,) or None."""
 
     @abstractmethod
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -95,12 +103,10 @@ class AttentionLayer(nn.Module, ABC):
         check_mask(valid, tuple(x.shape[:2]))
         return x.masked_fill(~valid[..., None], 0.0)
 
-    def _emit(self, heads: Tensor, valid: Tensor | None, positions: Positions) -> Tensor:
-        """(B, M, H, P) -> (B, M, D): join the heads, project, drop, clear padding."""
+    def _emit(self, heads: Tensor, valid: Tensor | None) -> Tensor:
+        """(..., H, P), (...) -> (..., D): join the heads, project, drop, clear padding."""
         hidden: Tensor = self.dropout(self.output(heads.flatten(-2)))
-        if valid is None:
-            return hidden
-        return hidden.masked_fill(~select(valid, positions)[..., None], 0.0)
+        return hidden if valid is None else hidden.masked_fill(~valid[..., None], 0.0)
 
 
 class DualAttention(AttentionLayer):
@@ -133,19 +139,12 @@ class DualAttention(AttentionLayer):
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """q, k (B, H, L, P), v (B, H, L, V) -> (B, H, L, V). Any V: the values may be an identity matrix."""
 
-    def forward(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        *,
-        positions: Positions = None,
-        with_objective: bool = False,
-    ) -> AttentionOutput:
-        x = self._clear_padding(x, valid, positions)
+    def _attend(
+        self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
+    ) -> tuple[Tensor, Tensor | None]:
         q, k = self._queries_and_keys(x)  # (B, H, L, P)
-        v = self._split(self.value(x))  # (B, H, L, P)
-        mixed = self._mix_precisely(q, k, v, valid).transpose(1, 2)  # (B, L, H, P)
-        return AttentionOutput(self._emit(select(mixed, positions), valid, positions), None)
+        mixed = self._mix_precisely(q, k, self._split(self.value(x)), valid)  # (B, H, L, P)
+        return select(mixed.transpose(1, 2), positions), None
 
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         x = self._clear_padding(x, valid)

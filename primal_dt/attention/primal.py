@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from primal_dt.attention.feature_maps import CosineMap, ExponentialMap, FeatureMap
 from primal_dt.attention.ksvd import ksvd_objective
-from primal_dt.attention.layer import AttentionLayer, AttentionOutput, Positions, at_least_float32, select
+from primal_dt.attention.layer import AttentionLayer, Positions, at_least_float32, select
 from primal_dt.attention.padding import spread_rows
 
 __all__ = ["FeatureMapName", "PrimalAttention"]
@@ -116,15 +116,9 @@ class PrimalAttention(AttentionLayer):
         """(H, R), the diagonal of Lambda. ``torch.abs`` would have no slope at zero; this has one."""
         return torch.where(self.lam < 0, -self.lam, self.lam)
 
-    def forward(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        *,
-        positions: Positions = None,
-        with_objective: bool = False,
-    ) -> AttentionOutput:
-        x = self._clear_padding(x, valid, positions)
+    def _attend(
+        self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
+    ) -> tuple[Tensor, Tensor | None]:
         context = self._context(x, valid)  # (B, L, D)
         weights = self._weights(x, valid)
 
@@ -142,7 +136,7 @@ class PrimalAttention(AttentionLayer):
             else:
                 phi = select(self._features(context, valid), positions)
             scores = self._scores(phi, weights)  # (2, H, B, M, R)
-        return AttentionOutput(self._emit(self._merge(scores), valid, positions), objective)
+        return self._merge(scores), objective
 
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, H, L, L), ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``, the matrix whose SVD the layer pursues."""

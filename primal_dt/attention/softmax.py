@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_dt.attention.layer import AttentionOutput, DualAttention, Positions, select
+from primal_dt.attention.layer import DualAttention, Positions, select
 from primal_dt.attention.padding import attention_mask
 
 __all__ = ["BatchNormAttention", "SoftmaxAttention"]
@@ -23,28 +23,19 @@ def softmax_mix(
     positions: Positions,
     *,
     causal: bool,
+    fused: bool = True,
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(q k' / sqrt(P)) v`` by the fused kernel. q (B, H, M, P) at the chosen positions -> (B, H, M, V)."""
-    if causal and valid is None and positions is None:
+    """``softmax(q k' / sqrt(P)) v``, fused or with the M x L matrix in memory.
+
+    q (B, H, M, P) at the chosen positions, k (B, H, L, P), v (B, H, L, V) -> (B, H, M, V).
+    """
+    if fused and causal and valid is None and positions is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
     mask = attention_mask(k[:, 0], valid, positions, causal=causal)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-
-
-def explicit_softmax_mix(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    valid: Tensor | None,
-    positions: Positions,
-    *,
-    causal: bool,
-    dropout: float = 0.0,
-) -> Tensor:
-    """The same with the M x L matrix in memory."""
+    if fused:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, M, L)
-    mask = attention_mask(k[:, 0], valid, positions, causal=causal)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return F.dropout(scores.softmax(-1), dropout) @ v
@@ -78,21 +69,14 @@ class SoftmaxAttention(DualAttention):
         self.fused = fused
         self.attention_dropout = attention_dropout
 
-    def forward(
-        self,
-        x: Tensor,
-        valid: Tensor | None = None,
-        *,
-        positions: Positions = None,
-        with_objective: bool = False,
-    ) -> AttentionOutput:
-        x = self._clear_padding(x, valid, positions)
+    def _attend(
+        self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
+    ) -> tuple[Tensor, Tensor | None]:
         q = self._split(self.query(select(x, positions)))  # (B, H, M, P): no query where none is wanted
         k, v = self._split(self.key(x)), self._split(self.value(x))  # (B, H, L, P)
-        mix = softmax_mix if self.fused else explicit_softmax_mix
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = mix(q, k, v, valid, positions, causal=self.causal, dropout=dropout)
-        return AttentionOutput(self._emit(mixed.transpose(1, 2), valid, positions), None)
+        mixed = softmax_mix(q, k, v, valid, positions, causal=self.causal, fused=self.fused, dropout=dropout)
+        return mixed.transpose(1, 2), None
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         return softmax_mix(q, k, v, valid, None, causal=self.causal)
