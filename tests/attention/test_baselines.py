@@ -227,6 +227,12 @@ def test_reformer_with_one_chunk_is_shared_query_softmax_without_oneself() -> No
     torch.testing.assert_close(layer.kernel_matrix(x), scores.softmax(-1))
 
 
+def test_linformer_starts_with_projections_that_keep_the_scale() -> None:
+    layer = build_attention("linformer", width=8, num_heads=2, max_length=512, num_rows=64)
+    assert layer.key_rows.std().item() * 8 == pytest.approx(1, rel=0.02)  # type: ignore[operator]
+    assert layer.value_rows.std().item() * 8 == pytest.approx(1, rel=0.02)  # type: ignore[operator]
+
+
 def test_linformer_with_identity_rows_is_softmax() -> None:
     exact = make_layer("softmax", False)
     layer = same_projections(

@@ -70,3 +70,18 @@ def test_the_primal_layer_computes_only_what_is_asked_for(
     assert tokens == {"scores": 4, "merge": 4, "dropout": 4}
     layer(x, positions=slice(1, None, 3), with_objective=True)
     assert tokens == {"scores": 12, "merge": 4, "dropout": 4}
+
+
+@pytest.mark.parametrize(("name", "causal"), VARIANTS)
+def test_every_kind_projects_only_the_chosen_outputs(name: str, causal: bool) -> None:
+    """And softmax makes only their queries."""
+    layer = make_layer(name, causal)
+    tokens: dict[str, int] = {}
+    for part in ("output", "query"):
+        if hasattr(layer, part):
+            module: torch.nn.Module = getattr(layer, part)
+            module.register_forward_pre_hook(lambda _, args, part=part: tokens.update({part: args[0].shape[1]}))
+    layer(torch.stack(make_batch((12, 12))), positions=slice(1, None, 3))
+    assert tokens["output"] == 4
+    if name.startswith("softmax"):
+        assert tokens["query"] == 4

@@ -3,9 +3,11 @@
 import copy
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from primal_dt import CausalPrimalAttention
@@ -81,6 +83,20 @@ def test_autocast_to_bfloat16_stays_close_to_single_precision(name: str, causal:
     assert (hidden.float() - exact.hidden).norm() < 0.05 * exact.hidden.norm()
     if objective is not None:
         torch.testing.assert_close(objective, exact.objective, atol=0.05, rtol=0.05)
+
+
+def test_softmax_hands_half_precision_to_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make_layer("softmax", True, dtype=torch.float32)
+    fused, seen = F.scaled_dot_product_attention, []
+
+    def watch(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        seen.append(q.dtype)
+        return fused(q, *args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(torch.stack(make_batch((9, 9), dtype=torch.float32)))
+    assert seen == [torch.bfloat16]
 
 
 @pytest.mark.parametrize(("name", "causal"), VARIANTS)
