@@ -1,0 +1,192 @@
+"""Trajectories on disk: written once, episode by episode, and read through memory maps.
+
+A store is a folder of flat little-endian arrays (``observations.f32`` and so on) and ``store.json``, which says how
+they are to be read. There is nothing in it that could be executed.
+
+Axes: N transitions, E episodes, S state, A action.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from primal_dt.data import Trajectories, Trajectory, returns_to_go
+from primal_dt.normalizer import STD_FLOOR, Normalizer
+
+__all__ = ["Fact", "Store", "StoreError", "open_store", "write_store"]
+
+FORMAT = 1
+Fact = str | int | float | bool | None
+ARRAYS: dict[str, DTypeLike] = {
+    "observations": "<f4",
+    "actions": "<f4",
+    "rewards": "<f4",
+    "returns_to_go": "<f4",
+    "offsets": "<i8",
+}
+
+
+class StoreError(ValueError):
+    """A store that cannot be read, or episodes that cannot be stored."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Trajectories, and what is known of them without reading them."""
+
+    trajectories: Trajectories
+    state_mean: NDArray[np.float64]
+    """(S,)."""
+    state_std: NDArray[np.float64]
+    """(S,), of the population."""
+    fingerprint: str
+    """Of the contents: equal for equal episodes in equal order, wherever they come from."""
+    facts: Mapping[str, Fact]
+    """What the writer wanted to be remembered: the environment, the source."""
+
+    def normalizer(self, *, return_scale: float) -> Normalizer:
+        """Units in which these states have mean 0 and deviation 1."""
+        std = self.state_std + STD_FLOOR
+        return Normalizer(self.state_mean.astype(np.float32), std.astype(np.float32), return_scale)
+
+
+class _Moments:
+    """Mean and variance of rows that come in blocks, merged without cancellation (Chan et al., 1979)."""
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(width)
+        self.squares = np.zeros(width)
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        count = self.count + len(rows)
+        mean = rows.mean(0, dtype=np.float64)
+        shift = mean - self.mean
+        self.squares += np.square(rows - mean).sum(0) + shift**2 * (self.count * len(rows) / count)
+        self.mean += shift * (len(rows) / count)
+        self.count = count
+
+
+def write_store(folder: Path, episodes: Iterable[Trajectory], facts: Mapping[str, Fact]) -> Store:
+    """Write episodes as they come, holding one of them at a time, and open what was written.
+
+    The folder appears under its name when it is whole. If another process was faster, its folder stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _write_files(partial, episodes, facts)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not (folder / "store.json").exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return open_store(folder)
+
+
+def _write_files(folder: Path, episodes: Iterable[Trajectory], facts: Mapping[str, Fact]) -> None:
+    digest = hashlib.sha256()
+    moments: _Moments | None = None
+    widths: tuple[int, int] | None = None
+    end, num_episodes = 0, 0
+    files: dict[str, BinaryIO] = {name: (folder / name).with_suffix(_suffix(name)).open("wb") for name in ARRAYS}
+    try:
+        files["offsets"].write(np.array([0], ARRAYS["offsets"]).tobytes())
+        for number, episode in enumerate(episodes):
+            own = (episode.observations.shape[1], episode.actions.shape[1])
+            if widths is None:
+                widths, moments = own, _Moments(own[0])
+            if own != widths or moments is None:
+                raise StoreError(
+                    f"episode {number} has states and actions of width {own[0]} and {own[1]}, "
+                    f"those before it {widths[0]} and {widths[1]}: all must agree"
+                )
+            end, num_episodes = end + len(episode.rewards), number + 1
+            rows = {
+                "observations": episode.observations,
+                "actions": episode.actions,
+                "rewards": episode.rewards,
+                "returns_to_go": returns_to_go(episode.rewards),
+                "offsets": np.array([end]),
+            }
+            for name, array in rows.items():
+                data = np.ascontiguousarray(array, ARRAYS[name]).tobytes()
+                files[name].write(data)
+                if name != "returns_to_go":  # it follows from the rewards
+                    digest.update(data)
+            moments.add(episode.observations)
+        if widths is None or moments is None:
+            raise StoreError("there is no episode to store")
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for file in files.values():
+            file.close()
+    description = {
+        "format": FORMAT,
+        "num_steps": end,
+        "num_episodes": num_episodes,
+        "state_width": widths[0],
+        "action_width": widths[1],
+        "state_mean": moments.mean.tolist(),
+        "state_std": np.sqrt(moments.squares / moments.count).tolist(),
+        "fingerprint": digest.hexdigest(),
+        "facts": dict(facts),
+    }
+    with (folder / "store.json").open("w") as text:
+        json.dump(description, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+
+
+def open_store(folder: Path) -> Store:
+    """Open a store; its arrays are read when they are used."""
+    try:
+        description = json.loads((folder / "store.json").read_text())
+        if description["format"] != FORMAT:
+            raise StoreError(f"{folder} has format {description['format']}, and this version reads {FORMAT}")
+        n, e = description["num_steps"], description["num_episodes"]
+        shapes = {
+            "observations": (n, description["state_width"]),
+            "actions": (n, description["action_width"]),
+            "rewards": (n,),
+            "returns_to_go": (n,),
+            "offsets": (e + 1,),
+        }
+        arrays = {name: _map(folder, name, shape) for name, shape in shapes.items()}
+        return Store(
+            Trajectories(**arrays | {"offsets": np.array(arrays["offsets"])}),
+            state_mean=np.array(description["state_mean"]),
+            state_std=np.array(description["state_std"]),
+            fingerprint=description["fingerprint"],
+            facts=description["facts"],
+        )
+    except FileNotFoundError as error:
+        raise StoreError(f"{folder} is not a store of trajectories: {error.filename} is missing") from error
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise StoreError(f"{folder} is damaged: store.json cannot be read ({error}); delete the folder") from error
+
+
+def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    path = (folder / name).with_suffix(_suffix(name))
+    dtype = np.dtype(ARRAYS[name])
+    expected, size = int(np.prod(shape)) * dtype.itemsize, path.stat().st_size
+    if size != expected:
+        raise StoreError(f"{folder} is damaged: {path.name} has {size} bytes, not {expected}; delete the folder")
+    return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+
+
+def _suffix(name: str) -> str:
+    return ".i64" if name == "offsets" else ".f32"

@@ -1,0 +1,142 @@
+"""Trajectories on disk: what goes in comes out, or nothing is there."""
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from primal_dt.data import Trajectory, WindowSampler
+from primal_dt.store import StoreError, open_store, write_store
+
+
+def episodes(lengths: list[int], seed: int = 0, width: int = 3) -> list[Trajectory]:
+    random = np.random.default_rng(seed)
+    return [
+        Trajectory(
+            (100 + random.normal(size=(length, width))).astype(np.float32),
+            random.normal(size=(length, 2)).astype(np.float32),
+            random.normal(size=length).astype(np.float32),
+        )
+        for length in lengths
+    ]
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    source = episodes([5, 1, 30])
+    store = write_store(tmp_path / "store", source, {"env_id": "Hopper-v5", "steps": 36})
+    data = store.trajectories
+    np.testing.assert_array_equal(data.observations, np.concatenate([e.observations for e in source]))
+    np.testing.assert_array_equal(data.actions, np.concatenate([e.actions for e in source]))
+    np.testing.assert_array_equal(data.rewards, np.concatenate([e.rewards for e in source]))
+    assert data.lengths.tolist() == [5, 1, 30]
+    for number, episode in enumerate(source):
+        left = data.returns_to_go[data.offsets[number] : data.offsets[number + 1]]
+        np.testing.assert_allclose(left, [episode.rewards[t:].sum() for t in range(len(left))], atol=1e-5)
+    assert store.facts == {"env_id": "Hopper-v5", "steps": 36}
+    assert isinstance(data.observations, np.memmap)
+    assert not data.observations.flags.writeable
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_the_statistics_are_those_of_all_states(tmp_path: Path) -> None:
+    """Merged from episodes of very different lengths, with a mean far from zero."""
+    source = episodes([1, 500, 2, 77])
+    store = write_store(tmp_path / "store", source, {})
+    states = np.concatenate([e.observations for e in source]).astype(np.float64)
+    np.testing.assert_allclose(store.state_mean, states.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(store.state_std, states.std(0), rtol=1e-9)
+    standard = store.normalizer(return_scale=1.0).states(store.trajectories.observations)
+    np.testing.assert_allclose(standard.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(standard.std(0), 1, atol=1e-4)
+
+
+def test_a_store_feeds_the_sampler(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", episodes([9, 4]), {})
+    sampler = WindowSampler(store.trajectories, store.normalizer(return_scale=10.0), context=4, batch_size=8, seed=0)
+    batch = sampler.batch(0)
+    real = batch.states[batch.valid]
+    assert real.abs().max() < 6  # standardised: the raw states are about 100
+
+
+def test_the_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:
+    def fingerprint(name: str, source: list[Trajectory], fact: str) -> str:
+        return write_store(tmp_path / name, source, {"source": fact}).fingerprint
+
+    first = fingerprint("a", episodes([5, 6]), "here")
+    assert fingerprint("b", episodes([5, 6]), "there") == first
+    assert fingerprint("c", episodes([5, 6], seed=1), "here") != first
+    assert fingerprint("d", episodes([5, 6])[::-1], "here") != first
+    whole = episodes([11])[0]
+    cut = [
+        Trajectory(whole.observations[part], whole.actions[part], whole.rewards[part])
+        for part in (slice(0, 5), slice(5, 11))
+    ]
+    assert fingerprint("e", [whole], "here") != fingerprint("f", cut, "here")
+
+
+def test_writing_holds_one_episode_at_a_time(tmp_path: Path) -> None:
+    def stream() -> Iterator[Trajectory]:
+        for _ in range(60):
+            yield Trajectory(
+                np.ones((1000, 100), np.float32), np.ones((1000, 2), np.float32), np.ones(1000, np.float32)
+            )
+
+    tracemalloc.start()
+    try:
+        write_store(tmp_path / "store", stream(), {})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 400_000  # an episode is 0.4 MB, all are 24 MB
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
+    def stream() -> Iterator[Trajectory]:
+        yield from episodes([5])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(tmp_path / "store", stream(), {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_is_first_stays(tmp_path: Path) -> None:
+    first = write_store(tmp_path / "store", episodes([5]), {"writer": 1})
+    again = write_store(tmp_path / "store", episodes([5]), {"writer": 2})
+    assert again.facts == first.facts == {"writer": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_episodes_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no episode"):
+        write_store(tmp_path / "store", [], {})
+    mixed = [*episodes([5, 5]), *episodes([5], width=4)]
+    with pytest.raises(StoreError, match="episode 2 has states and actions of width 4 and 2, those before it 3 and 2"):
+        write_store(tmp_path / "store", mixed, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_store_is_told_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with pytest.raises(StoreError, match=r"not a store of trajectories: .*store\.json is missing"):
+        open_store(folder)
+    write_store(folder, episodes([5]), {})
+    actions = folder / "actions.f32"
+    whole = actions.read_bytes()
+    actions.write_bytes(whole[:-4])
+    with pytest.raises(StoreError, match=r"is damaged: actions\.f32 has 36 bytes, not 40; delete the folder"):
+        open_store(folder)
+    actions.unlink()
+    with pytest.raises(StoreError, match=r"actions\.f32 is missing"):
+        open_store(folder)
+    actions.write_bytes(whole)
+    description = json.loads((folder / "store.json").read_text())
+    (folder / "store.json").write_text(json.dumps(description | {"format": 99}))
+    with pytest.raises(StoreError, match="has format 99, and this version reads 1"):
+        open_store(folder)
+    (folder / "store.json").write_text("{")
+    with pytest.raises(StoreError, match=r"store\.json cannot be read"):
+        open_store(folder)
