@@ -1,0 +1,134 @@
+"""D4RL's file layout, read episode by episode and checked on the way.
+
+HDF5 with ``observations`` (N, S), ``actions`` (N, A), ``rewards``, ``terminals`` and ``timeouts`` (N,), one row a
+transition, episodes back to back. Reading takes numbers out of it and executes nothing.
+
+Axes: N transitions, E episodes, T transitions of one episode, S state, A action.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from primal_dt.data import Trajectory
+
+__all__ = ["D4rlFile", "DataError", "open_d4rl"]
+
+DIMENSIONS = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1}
+NUMBERS = ("observations", "actions", "rewards")
+ROWS_PER_READ = 8192
+"""Files are compressed in chunks: to read them episode by episode would unpack each chunk many times."""
+
+
+class DataError(ValueError):
+    """A data set that cannot be used: which file, which episode, which rule."""
+
+
+@dataclass(frozen=True)
+class D4rlFile:
+    """What a file has to say before its episodes are read."""
+
+    path: Path
+    env_id: str | None
+    """Its attribute ``env_id``, if it has one."""
+    state_width: int
+    action_width: int
+    offsets: NDArray[np.int64]
+    """(E + 1,), where episodes begin, and the number of transitions."""
+    last_is_cut_off: bool
+    """Whether the recording stops before the last episode does. It is kept all the same."""
+
+    def episodes(self, *, action_low: NDArray[np.floating], action_high: NDArray[np.floating]) -> Iterator[Trajectory]:
+        """The episodes, a few thousand rows at a time in memory.
+
+        Args:
+            action_low: (A,), the least that the environment takes.
+            action_high: (A,), the most.
+
+        Raises:
+            DataError: at the first number that is not finite, or action that is out of bounds. Nothing is clipped.
+        """
+        with _open(self.path) as file:
+            for first, last in self._blocks():
+                base = self.offsets[first]
+                block = {key: np.asarray(file[key][base : self.offsets[last]], np.float32) for key in NUMBERS}
+                for number, (begin, end) in enumerate(pairwise(self.offsets[first : last + 1] - base), first):
+                    rows = {key: array[begin:end] for key, array in block.items()}
+                    for key, array in rows.items():
+                        self._require(np.isfinite(array), number, f"{key} must be finite")
+                    within = (rows["actions"] >= action_low) & (rows["actions"] <= action_high)
+                    self._require(within, number, "actions must be within the bounds of the environment")
+                    yield Trajectory(rows["observations"], rows["actions"], rows["rewards"])
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Runs of episodes, from the first to before the last, with enough rows that reading them pays."""
+        first, num_episodes = 0, len(self.offsets) - 1
+        while first < num_episodes:
+            last = int(np.searchsorted(self.offsets, self.offsets[first] + ROWS_PER_READ))
+            last = min(max(last, first + 1), num_episodes)
+            yield first, last
+            first = last
+
+    def _require(self, fine: NDArray[np.bool_], episode: int, rule: str) -> None:
+        if not fine.all():
+            step = int(np.argwhere(~fine)[0][0])
+            raise DataError(f"{self.path}, episode {episode}, step {step}: {rule}")
+
+
+def open_d4rl(path: Path) -> D4rlFile:
+    """Check the structure of a file and find its episodes.
+
+    Raises:
+        DataError: if it is not a whole file of this layout.
+    """
+    with _open(path) as file:
+        missing = [key for key in DIMENSIONS if key not in file]
+        if missing:
+            raise DataError(
+                f"{path} lacks {', '.join(missing)}: a file in D4RL's layout has {', '.join(DIMENSIONS)}; "
+                f"this one has {', '.join(file) or 'nothing'}"
+            )
+        for key, dimensions in DIMENSIONS.items():
+            entry = file[key]
+            if not isinstance(entry, h5py.Dataset) or entry.ndim != dimensions or entry.dtype.kind not in "fiub":
+                raise DataError(
+                    f"{path}: {key} must be an array of numbers with {dimensions} dimension(s), not {entry}"
+                )
+        lengths = {key: len(file[key]) for key in DIMENSIONS}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
+            raise DataError(f"{path}: all arrays must have one row per transition, but there are {counts}")
+        if lengths["rewards"] == 0:
+            raise DataError(f"{path} has no episode")
+        ends = np.asarray(file["terminals"][:], bool) | np.asarray(file["timeouts"][:], bool)
+        env_id = file.attrs.get("env_id")
+        return D4rlFile(
+            path=path,
+            env_id=env_id.decode() if isinstance(env_id, bytes) else env_id,
+            state_width=file["observations"].shape[1],
+            action_width=file["actions"].shape[1],
+            offsets=_episode_offsets(ends),
+            last_is_cut_off=not ends[-1],
+        )
+
+
+def _episode_offsets(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(E + 1,), from which transitions (N,) are the last of their episode; the end of the file ends one too."""
+    last = np.flatnonzero(ends)
+    if not ends[-1]:
+        last = np.append(last, len(ends) - 1)
+    return np.concatenate(([0], last + 1)).astype(np.int64)
+
+
+def _open(path: Path) -> h5py.File:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(f"{path} is not an HDF5 file, or not all of one: {error}") from error
