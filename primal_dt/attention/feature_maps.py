@@ -52,7 +52,7 @@ def _inverse_length(z: Tensor) -> Tensor:
 class _Unit(torch.autograd.Function):
     """Keeps the unit vector and one number for the backward pass, not z, and makes the gradient in place.
 
-    ``F.normalize`` has neither, and would cost as much as the layer's matrix products.
+    ``F.normalize`` does neither; see docs/performance.md for why that matters.
     """
 
     generate_vmap_rule = True

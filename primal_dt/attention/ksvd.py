@@ -3,6 +3,9 @@
 Axes: B batch, L tokens, H heads, R rank; and an axis of 2, e first, r second.
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from primal_dt.attention.layer import at_least_float32
@@ -28,8 +31,40 @@ def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | N
     dtype = at_least_float32(scores.dtype)
     if valid is not None:
         scores = scores.masked_fill(~valid[:, :, None], 0.0)
-    energy = scores.to(dtype).square().sum((0, 3))  # (H, B, R)
+    energy = sum_of_squares(scores.to(dtype))  # (H, B, R)
     count = scores.shape[3] if valid is None else valid.sum(1).clamp(min=1)[:, None]  # (B, 1)
     per_head = 0.5 * (lam.to(dtype)[:, None] * energy / count).sum(-1) - trace.to(dtype)  # (H, B)
     objective = per_head.mean(0)  # (B,)
     return objective if valid is None else objective.masked_fill(~valid.any(1), 0.0)
+
+
+def sum_of_squares(scores: Tensor) -> Tensor:
+    """(2, H, B, L, R) -> (H, B, R), over e and r and all tokens."""
+    if torch.compiler.is_compiling():
+        return scores.square().sum((0, 3))  # a compiler fuses the plain formula by itself
+    return _SumOfSquares.apply(scores)  # type: ignore[no-untyped-call]
+
+
+class _SumOfSquares(torch.autograd.Function):
+    """Makes its gradient in one pass; that of ``square`` and ``sum`` makes three arrays of the size of the scores."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor) -> Tensor:
+        return scores.square().sum((0, 3))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        return scores * (2 * gradient)[:, :, None]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        return 2 * (scores * tangent).sum((0, 3))

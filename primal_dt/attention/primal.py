@@ -205,5 +205,6 @@ class PrimalAttention(AttentionLayer):
         _, H, B, M, _ = scores.shape
         e, r = scores.to(self.merge.weight.dtype).flatten(1, 3).unbind()  # (H B M, R) each
         e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
-        merged = torch.addmm(F.linear(e, e_map, self.merge.bias), r, r_map.T)  # (H B M, P)
+        merged = F.linear(e, e_map, self.merge.bias)  # (H B M, P)
+        merged = merged.addmm_(r.to(merged.dtype), r_map.T.to(merged.dtype))  # in place, or addmm copies it first
         return merged.unflatten(0, (H, B, M)).permute(1, 2, 0, 3)

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from primal_dt.attention import AttentionLayer, BatchNormAttention, FlowformerAttention, build_attention
-from primal_dt.attention.layer import DualAttention
+from primal_dt.attention import (
+    AttentionLayer,
+    BatchNormAttention,
+    DualAttention,
+    FlowformerAttention,
+    LinformerAttention,
+    build_attention,
+)
 from primal_dt.attention.random_features import orthogonal_directions_
 from primal_dt.attention.scan import causal_products
 
@@ -221,7 +227,8 @@ def test_attention_bn_takes_its_origin_from_a_real_token(side: str) -> None:
 def test_reformer_with_one_chunk_is_shared_query_softmax_without_oneself() -> None:
     layer = make_layer("reformer", False, chunk_size=64)
     x = torch.stack(make_batch((9, 9)))
-    q = layer._split(layer.query(x))  # type: ignore[operator]
+    assert isinstance(layer, DualAttention)
+    q = layer._split(layer.query(x))
     scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT / 2  # P = 4
     scores = scores.masked_fill(torch.eye(9, dtype=torch.bool), float("-inf"))
     torch.testing.assert_close(layer.kernel_matrix(x), scores.softmax(-1))
@@ -229,8 +236,9 @@ def test_reformer_with_one_chunk_is_shared_query_softmax_without_oneself() -> No
 
 def test_linformer_starts_with_projections_that_keep_the_scale() -> None:
     layer = build_attention("linformer", width=8, num_heads=2, max_length=512, num_rows=64)
-    assert layer.key_rows.std().item() * 8 == pytest.approx(1, rel=0.02)  # type: ignore[operator]
-    assert layer.value_rows.std().item() * 8 == pytest.approx(1, rel=0.02)  # type: ignore[operator]
+    assert isinstance(layer, LinformerAttention)
+    assert layer.key_rows.std().item() * 8 == pytest.approx(1, rel=0.02)
+    assert layer.value_rows.std().item() * 8 == pytest.approx(1, rel=0.02)
 
 
 def test_linformer_with_identity_rows_is_softmax() -> None:
@@ -238,9 +246,10 @@ def test_linformer_with_identity_rows_is_softmax() -> None:
     layer = same_projections(
         build_attention("linformer", width=WIDTH, num_heads=3, max_length=8, num_rows=8).double(), exact
     )
+    assert isinstance(layer, LinformerAttention)
     with torch.no_grad():
-        layer.key_rows.copy_(torch.eye(8))  # type: ignore[operator]
-        layer.value_rows.copy_(torch.eye(8))  # type: ignore[operator]
+        layer.key_rows.copy_(torch.eye(8))
+        layer.value_rows.copy_(torch.eye(8))
     x = torch.stack(make_batch((8, 8)))
     torch.testing.assert_close(layer(x).hidden, exact(x).hidden)
 
@@ -255,7 +264,8 @@ def test_nystromformer_with_a_landmark_per_token_is_softmax() -> None:
 def test_nystromformer_approaches_its_formula_with_the_exact_pseudo_inverse() -> None:
     layer = make_layer("nystromformer", False, num_landmarks=4, pinv_iterations=30)
     x = torch.stack(make_batch((12, 12)))
-    q, k = layer._queries_and_keys(x)  # type: ignore[operator]
+    assert isinstance(layer, DualAttention)
+    q, k = layer._queries_and_keys(x)
     q_mark, k_mark = (z.unflatten(2, (4, 3)).mean(3) for z in (q, k))
     left, middle, right = ((a @ b.mT / 2).softmax(-1) for a, b in ((q, k_mark), (q_mark, k_mark), (q_mark, k)))
     expected = left @ torch.linalg.pinv(middle) @ right

@@ -10,6 +10,7 @@ from torch import Tensor
 from primal_dt import CausalPrimalAttention, PrimalAttention
 from primal_dt.attention import AttentionLayer
 from primal_dt.attention.feature_maps import ExponentialMap, unit
+from primal_dt.attention.ksvd import sum_of_squares
 
 from .kinds import NUM_HEADS, PRIMAL_VARIANTS, WIDTH, make_batch, make_layer, pad
 
@@ -305,3 +306,12 @@ def test_the_cosine_map_keeps_directions_and_stays_finite_at_zero() -> None:
     tiny = torch.full((3,), 1e-22, requires_grad=True)
     (gradient,) = torch.autograd.grad(unit(tiny).sum(), tiny)
     assert gradient.abs().max() <= 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")  # torch's own
+def test_the_sum_of_squares_has_its_derivatives() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(sum_of_squares(scores), scores.square().sum((0, 3)))
+    assert torch.autograd.gradcheck(sum_of_squares, scores, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(sum_of_squares, scores)

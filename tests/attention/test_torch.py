@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from primal_dt import CausalPrimalAttention
-from primal_dt.attention import AttentionOutput
+from primal_dt.attention import AttentionOutput, DualAttention
 
 from .kinds import PRIMAL_VARIANTS, VARIANTS, WIDTH, make_batch, make_layer, pad
 
@@ -140,7 +140,8 @@ def test_a_single_token_attends_to_itself(name: str, causal: bool) -> None:
     """Alone, its output is its own value, projected (Flowformer scales it by a flow below one)."""
     layer = make_layer(name, causal)
     x = torch.stack(make_batch((1, 1)))
-    value = layer.value(x)  # type: ignore[operator]
+    assert isinstance(layer, DualAttention)
+    value = layer.value(x)
     if name == "flowformer":
         value = value.unflatten(-1, (layer.num_heads, -1)) * torch.sigmoid(torch.ones((), dtype=x.dtype))
         value = value.flatten(-2)
