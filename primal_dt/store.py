@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,10 +22,11 @@ from numpy.typing import DTypeLike, NDArray
 from primal_dt.data import Trajectories, Trajectory, returns_to_go
 from primal_dt.normalizer import STD_FLOOR, Normalizer
 
-__all__ = ["Fact", "Store", "StoreError", "open_store", "write_store"]
+__all__ = ["Store", "StoreError", "open_store", "write_store"]
 
 FORMAT = 1
-Fact = str | int | float | bool | None
+PARTIAL_PREFIX = ".partial-"
+"""Of folders that are being written, or were when the process was killed."""
 ARRAYS: dict[str, DTypeLike] = {
     "observations": "<f4",
     "actions": "<f4",
@@ -50,8 +51,6 @@ class Store:
     """(S,), of the population."""
     fingerprint: str
     """Of the contents: equal for equal episodes in equal order, wherever they come from."""
-    facts: Mapping[str, Fact]
-    """What the writer wanted to be remembered: the environment, the source."""
 
     def normalizer(self, *, return_scale: float) -> Normalizer:
         """Units in which these states have mean 0 and deviation 1."""
@@ -76,26 +75,31 @@ class _Moments:
         self.count = count
 
 
-def write_store(folder: Path, episodes: Iterable[Trajectory], facts: Mapping[str, Fact]) -> Store:
+def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
     """Write episodes as they come, holding one of them at a time, and open what was written.
 
-    The folder appears under its name when it is whole. If another process was faster, its folder stays.
+    The store is the folder in ``parent`` that has the fingerprint as its name. It appears when it is whole; if it is
+    there already and whole, it stays as it is.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=parent))
     try:
-        _write_files(partial, episodes, facts)
+        folder = parent / _write_files(partial, episodes)
         try:
             partial.rename(folder)
-        except OSError:
-            if not (folder / "store.json").exists():
-                raise
+        except OSError:  # it is there already
+            try:
+                return open_store(folder)
+            except StoreError:
+                shutil.rmtree(folder)
+                partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return open_store(folder)
 
 
-def _write_files(folder: Path, episodes: Iterable[Trajectory], facts: Mapping[str, Fact]) -> None:
+def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
+    """Write all files of a store and return its fingerprint."""
     digest = hashlib.sha256()
     moments: _Moments | None = None
     widths: tuple[int, int] | None = None
@@ -107,6 +111,7 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory], facts: Mapping[st
             own = (episode.observations.shape[1], episode.actions.shape[1])
             if widths is None:
                 widths, moments = own, _Moments(own[0])
+                digest.update(repr(widths).encode())
             if own != widths or moments is None:
                 raise StoreError(
                     f"episode {number} has states and actions of width {own[0]} and {own[1]}, "
@@ -143,12 +148,12 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory], facts: Mapping[st
         "state_mean": moments.mean.tolist(),
         "state_std": np.sqrt(moments.squares / moments.count).tolist(),
         "fingerprint": digest.hexdigest(),
-        "facts": dict(facts),
     }
     with (folder / "store.json").open("w") as text:
         json.dump(description, text, indent=1)
         text.flush()
         os.fsync(text.fileno())
+    return digest.hexdigest()
 
 
 def open_store(folder: Path) -> Store:
@@ -171,7 +176,6 @@ def open_store(folder: Path) -> Store:
             state_mean=np.array(description["state_mean"]),
             state_std=np.array(description["state_std"]),
             fingerprint=description["fingerprint"],
-            facts=description["facts"],
         )
     except FileNotFoundError as error:
         raise StoreError(f"{folder} is not a store of trajectories: {error.filename} is missing") from error

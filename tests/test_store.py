@@ -26,7 +26,7 @@ def episodes(lengths: list[int], seed: int = 0, width: int = 3) -> list[Trajecto
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     source = episodes([5, 1, 30])
-    store = write_store(tmp_path / "store", source, {"env_id": "Hopper-v5", "steps": 36})
+    store = write_store(tmp_path, source)
     data = store.trajectories
     np.testing.assert_array_equal(data.observations, np.concatenate([e.observations for e in source]))
     np.testing.assert_array_equal(data.actions, np.concatenate([e.actions for e in source]))
@@ -35,16 +35,15 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     for number, episode in enumerate(source):
         left = data.returns_to_go[data.offsets[number] : data.offsets[number + 1]]
         np.testing.assert_allclose(left, [episode.rewards[t:].sum() for t in range(len(left))], atol=1e-5)
-    assert store.facts == {"env_id": "Hopper-v5", "steps": 36}
     assert isinstance(data.observations, np.memmap)
     assert not data.observations.flags.writeable
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert [path.name for path in tmp_path.iterdir()] == [store.fingerprint]
 
 
 def test_the_statistics_are_those_of_all_states(tmp_path: Path) -> None:
     """Merged from episodes of very different lengths, with a mean far from zero."""
     source = episodes([1, 500, 2, 77])
-    store = write_store(tmp_path / "store", source, {})
+    store = write_store(tmp_path, source)
     states = np.concatenate([e.observations for e in source]).astype(np.float64)
     np.testing.assert_allclose(store.state_mean, states.mean(0), rtol=1e-12)
     np.testing.assert_allclose(store.state_std, states.std(0), rtol=1e-9)
@@ -54,7 +53,7 @@ def test_the_statistics_are_those_of_all_states(tmp_path: Path) -> None:
 
 
 def test_a_store_feeds_the_sampler(tmp_path: Path) -> None:
-    store = write_store(tmp_path / "store", episodes([9, 4]), {})
+    store = write_store(tmp_path, episodes([9, 4]))
     sampler = WindowSampler(store.trajectories, store.normalizer(return_scale=10.0), context=4, batch_size=8, seed=0)
     batch = sampler.batch(0)
     real = batch.states[batch.valid]
@@ -62,19 +61,19 @@ def test_a_store_feeds_the_sampler(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:
-    def fingerprint(name: str, source: list[Trajectory], fact: str) -> str:
-        return write_store(tmp_path / name, source, {"source": fact}).fingerprint
+    def fingerprint(source: list[Trajectory], folder: str = "here") -> str:
+        return write_store(tmp_path / folder, source).fingerprint
 
-    first = fingerprint("a", episodes([5, 6]), "here")
-    assert fingerprint("b", episodes([5, 6]), "there") == first
-    assert fingerprint("c", episodes([5, 6], seed=1), "here") != first
-    assert fingerprint("d", episodes([5, 6])[::-1], "here") != first
+    first = fingerprint(episodes([5, 6]))
+    assert fingerprint(episodes([5, 6]), "there") == first
+    assert fingerprint(episodes([5, 6], seed=1)) != first
+    assert fingerprint(episodes([5, 6])[::-1]) != first
     whole = episodes([11])[0]
     cut = [
         Trajectory(whole.observations[part], whole.actions[part], whole.rewards[part])
         for part in (slice(0, 5), slice(5, 11))
     ]
-    assert fingerprint("e", [whole], "here") != fingerprint("f", cut, "here")
+    assert fingerprint([whole]) != fingerprint(cut)
 
 
 def test_writing_holds_one_episode_at_a_time(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_writing_holds_one_episode_at_a_time(tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        write_store(tmp_path / "store", stream(), {})
+        write_store(tmp_path, stream())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -99,31 +98,39 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_store(tmp_path / "store", stream(), {})
+        write_store(tmp_path, stream())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whoever_is_first_stays(tmp_path: Path) -> None:
-    first = write_store(tmp_path / "store", episodes([5]), {"writer": 1})
-    again = write_store(tmp_path / "store", episodes([5]), {"writer": 2})
-    assert again.facts == first.facts == {"writer": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+def test_the_same_episodes_are_stored_once(tmp_path: Path) -> None:
+    first = write_store(tmp_path, episodes([5]))
+    written = (tmp_path / first.fingerprint / "store.json").stat().st_mtime_ns
+    assert write_store(tmp_path, episodes([5])).fingerprint == first.fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == [first.fingerprint]
+    assert (tmp_path / first.fingerprint / "store.json").stat().st_mtime_ns == written
+
+
+def test_a_damaged_store_is_written_anew(tmp_path: Path) -> None:
+    folder = tmp_path / write_store(tmp_path, episodes([5])).fingerprint
+    (folder / "actions.f32").unlink()
+    store = write_store(tmp_path, episodes([5]))
+    np.testing.assert_array_equal(store.trajectories.actions, episodes([5])[0].actions)
+    assert [path.name for path in tmp_path.iterdir()] == [store.fingerprint]
 
 
 def test_episodes_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no episode"):
-        write_store(tmp_path / "store", [], {})
+        write_store(tmp_path, [])
     mixed = [*episodes([5, 5]), *episodes([5], width=4)]
     with pytest.raises(StoreError, match="episode 2 has states and actions of width 4 and 2, those before it 3 and 2"):
-        write_store(tmp_path / "store", mixed, {})
+        write_store(tmp_path, mixed)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_store_is_told_apart(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
     with pytest.raises(StoreError, match=r"not a store of trajectories: .*store\.json is missing"):
-        open_store(folder)
-    write_store(folder, episodes([5]), {})
+        open_store(tmp_path)
+    folder = tmp_path / write_store(tmp_path, episodes([5])).fingerprint
     actions = folder / "actions.f32"
     whole = actions.read_bytes()
     actions.write_bytes(whole[:-4])
