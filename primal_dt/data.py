@@ -3,7 +3,9 @@
 Axes: N transitions, E episodes, T transitions of one episode, B batch, K context steps, S state, A action.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Literal, Self, get_args
 
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from primal_dt.normalizer import Normalizer
 
-__all__ = ["Batch", "Trajectories", "Trajectory", "Weighting", "WindowSampler", "returns_to_go"]
+__all__ = ["Batch", "Trajectories", "Trajectory", "Weighting", "WindowSampler", "prefetch", "returns_to_go"]
 
 Floats = NDArray[np.float32]
 Weighting = Literal["transitions", "length", "return"]
@@ -36,6 +38,8 @@ class Trajectory:
     """(T, A)."""
     rewards: Floats
     """(T,)."""
+    is_complete: bool = True
+    """Whether it goes on until the environment or the time limit ended it; False if the recording was cut off."""
 
     def __post_init__(self) -> None:
         if self.observations.ndim != 2 or self.actions.ndim != 2 or self.rewards.ndim != 1:
@@ -215,3 +219,36 @@ class WindowSampler:
             timesteps=torch.from_numpy(timesteps),
             valid=torch.from_numpy(valid),
         )
+
+
+def prefetch(
+    sampler: WindowSampler, steps: Iterable[int], device: torch.device | str, *, ahead: int = 2
+) -> Iterator[Batch]:
+    """The batches of these steps, on a device, while others are made ready in a thread.
+
+    It pays where the device computes on its own, or where data comes from a disk. The batches are the same without it.
+
+    Args:
+        sampler: where batches come from.
+        steps: which ones, in order.
+        device: where to. For a GPU, the copy runs from page-locked memory, and the host does not wait for it.
+        ahead: how many to have ready.
+    """
+    pin = torch.device(device).type == "cuda"
+
+    def make(step: int) -> Batch:
+        batch = sampler.batch(step)
+        return batch.pin_memory() if pin else batch
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        ready: deque[Future[Batch]] = deque()
+        try:
+            for step in steps:
+                ready.append(thread.submit(make, step))
+                if len(ready) > ahead:
+                    yield ready.popleft().result().to(device)
+            while ready:
+                yield ready.popleft().result().to(device)
+        finally:
+            for future in ready:
+                future.cancel()

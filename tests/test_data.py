@@ -1,7 +1,9 @@
 """Windows of trajectories: what is in a batch, and that it is a function of seed and step alone."""
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primal_dt.data import Batch, Trajectories, Trajectory, Weighting, WindowSampler, returns_to_go
+from primal_dt.data import Batch, Trajectories, Trajectory, Weighting, WindowSampler, prefetch, returns_to_go
 from primal_dt.normalizer import Normalizer
 
 STATE, ACTION = 3, 2
@@ -194,3 +196,41 @@ def test_episodes_keep_their_lengths_and_returns() -> None:
     for number, total in enumerate(data.returns):
         own = data.rewards[data.offsets[number] : data.offsets[number + 1]]
         assert total == pytest.approx(own.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 50])
+def test_prefetched_batches_are_those_of_the_sampler_in_order(ahead: int) -> None:
+    source = sampler(make([8, 2, 6]))
+    steps = [3, 1, 4, 1, 5, 9, 2]
+    batches = list(prefetch(source, steps, "cpu", ahead=ahead))
+    assert len(batches) == len(steps)
+    for step, batch in zip(steps, batches, strict=True):
+        expected = source.batch(step)
+        for name in ("states", "actions", "returns_to_go", "timesteps", "valid"):
+            assert torch.equal(getattr(batch, name), getattr(expected, name))
+
+
+def test_prefetching_runs_ahead_and_no_further() -> None:
+    taken = []
+
+    def steps() -> Iterator[int]:
+        for step in itertools.count():
+            taken.append(step)
+            yield step
+
+    batches = prefetch(sampler(make([8, 2])), steps(), "cpu", ahead=3)
+    next(batches)
+    next(batches)
+    assert taken == [0, 1, 2, 3, 4]
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sampler(make([8, 2]))
+
+    def fail(step: int) -> Batch:
+        raise OSError(f"the disk is gone at step {step}")
+
+    monkeypatch.setattr(source, "batch", fail)
+    with pytest.raises(OSError, match="the disk is gone at step 5"):
+        list(prefetch(source, [5], "cpu"))
