@@ -15,18 +15,15 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.episodes import ActionBox, DataError, checked_trajectory, open_hdf5
 from primal_dt.data import Trajectory
 
-__all__ = ["D4rlFile", "DataError", "open_d4rl"]
+__all__ = ["D4rlFile", "open_d4rl"]
 
 DIMENSIONS = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1}
 NUMBERS = ("observations", "actions", "rewards")
 ROWS_PER_READ = 8192
 """Files are compressed in chunks: to read them episode by episode would unpack each chunk many times."""
-
-
-class DataError(ValueError):
-    """A data set that cannot be used: which file, which episode, which rule."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +40,23 @@ class D4rlFile:
     last_is_cut_off: bool
     """Whether the recording stops before the last episode does. It is kept all the same."""
 
-    def episodes(self, *, action_low: NDArray[np.floating], action_high: NDArray[np.floating]) -> Iterator[Trajectory]:
+    def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
         """The episodes, a few thousand rows at a time in memory.
-
-        Args:
-            action_low: (A,), the least that the environment takes.
-            action_high: (A,), the most.
 
         Raises:
             DataError: at the first number that is not finite, or action that is out of bounds. Nothing is clipped.
         """
-        with _open(self.path) as file:
+        with open_hdf5(self.path) as file:
             for first, last in self._blocks():
                 base = self.offsets[first]
-                block = {key: np.asarray(file[key][base : self.offsets[last]], np.float32) for key in NUMBERS}
+                block = {key: file[key][base : self.offsets[last]] for key in NUMBERS}
                 for number, (begin, end) in enumerate(pairwise(self.offsets[first : last + 1] - base), first):
-                    rows = {key: array[begin:end] for key, array in block.items()}
-                    for key, array in rows.items():
-                        self._require(np.isfinite(array), number, f"{key} must be finite")
-                    within = (rows["actions"] >= action_low) & (rows["actions"] <= action_high)
-                    self._require(within, number, "actions must be within the bounds of the environment")
-                    yield Trajectory(rows["observations"], rows["actions"], rows["rewards"])
+                    yield checked_trajectory(
+                        f"{self.path}, episode {number}",
+                        **{key: array[begin:end] for key, array in block.items()},
+                        box=box,
+                        is_complete=number + 2 < len(self.offsets) or not self.last_is_cut_off,
+                    )
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Runs of episodes, from the first to before the last, with enough rows that reading them pays."""
@@ -74,11 +67,6 @@ class D4rlFile:
             yield first, last
             first = last
 
-    def _require(self, fine: NDArray[np.bool_], episode: int, rule: str) -> None:
-        if not fine.all():
-            step = int(np.argwhere(~fine)[0][0])
-            raise DataError(f"{self.path}, episode {episode}, step {step}: {rule}")
-
 
 def open_d4rl(path: Path) -> D4rlFile:
     """Check the structure of a file and find its episodes.
@@ -86,7 +74,7 @@ def open_d4rl(path: Path) -> D4rlFile:
     Raises:
         DataError: if it is not a whole file of this layout.
     """
-    with _open(path) as file:
+    with open_hdf5(path) as file:
         missing = [key for key in DIMENSIONS if key not in file]
         if missing:
             raise DataError(
@@ -123,12 +111,3 @@ def _episode_offsets(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
     if not ends[-1]:
         last = np.append(last, len(ends) - 1)
     return np.concatenate(([0], last + 1)).astype(np.int64)
-
-
-def _open(path: Path) -> h5py.File:
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise DataError(f"{path} is not an HDF5 file, or not all of one: {error}") from error

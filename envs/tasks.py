@@ -14,6 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from envs.episodes import ActionBox
+from primal_dt.report import normalized
+
 __all__ = [
     "ENVIRONMENTS",
     "TIERS",
@@ -33,7 +36,7 @@ Source = Literal["d4rl", "minari", "primal"]
 TIERS: Mapping[Source, tuple[str, ...]] = {
     "d4rl": ("random", "medium", "medium-replay", "medium-expert", "expert"),
     "minari": ("simple", "medium", "expert"),
-    "primal": ("medium", "medium-replay", "medium-expert", "expert"),
+    "primal": ("random", "medium", "medium-replay", "medium-expert", "expert"),
 }
 """The data sets of each source. Tiers of one name are not alike across sources: Minari's medium Hopper policy is near
 D4RL's expert."""
@@ -48,6 +51,9 @@ NAME_PATTERNS: Mapping[Source, str] = {
 }
 
 
+UNIT_BOX = ActionBox(-1.0, 1.0)
+
+
 @dataclass(frozen=True)
 class Reference:
     """The two returns that make a score: 0 and 100."""
@@ -57,9 +63,8 @@ class Reference:
     source: str
 
     def score(self, returns: ArrayLike) -> NDArray[np.float64]:
-        """``100 (return - random) / (expert - random)``: D4RL's normalised score, on the scale of its tables."""
-        raw = np.asarray(returns, np.float64)
-        return 100 * (raw - self.random_return) / (self.expert_return - self.random_return)
+        """D4RL's normalised score, on the scale of its tables."""
+        return normalized(returns, random_return=self.random_return, expert_return=self.expert_return)
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ class Environment:
     """[dt], what returns are divided by."""
     episode_limit: int = 1000
     """[dt], steps."""
+    action_box: ActionBox = UNIT_BOX
+    """What it takes, in each entry of an action."""
 
 
 def _d4rl(random_return: float, expert_return: float) -> Reference:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from envs import d4rl
-from envs.d4rl import DataError, _episode_offsets, open_d4rl
+from envs.d4rl import _episode_offsets, open_d4rl
+from envs.episodes import ActionBox, DataError
 from primal_dt.data import Trajectory
 from primal_dt.store import write_store
 
-LOW, HIGH = -np.ones(2), np.ones(2)
+BOX = ActionBox(-1.0, 1.0)
 
 
 def contents(lengths: tuple[int, ...] = (4, 1, 3), *, cut_off: bool = False) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def write(path: Path, arrays: dict[str, Any], **attributes: Any) -> Path:
 
 
 def read(path: Path) -> list[Trajectory]:
-    return list(open_d4rl(path).episodes(action_low=LOW, action_high=HIGH))
+    return list(open_d4rl(path).episodes(BOX))
 
 
 def test_episodes_end_at_terminals_and_timeouts(tmp_path: Path) -> None:
@@ -69,6 +70,9 @@ def test_a_last_episode_that_is_cut_off_is_kept_and_marked(tmp_path: Path) -> No
     assert file.last_is_cut_off
     assert file.env_id is None
     assert [len(episode.rewards) for episode in read(path)] == [4, 1, 3]
+    assert [episode.is_complete for episode in read(path)] == [True, True, False]
+    whole = write(tmp_path / "whole.hdf5", contents())
+    assert all(episode.is_complete for episode in read(whole))
 
 
 @given(arrays(bool, st.integers(1, 40)))
@@ -91,7 +95,7 @@ def test_a_file_becomes_a_store_however_much_is_read_at_once(
     folder = tmp_path_factory.mktemp("store")
     source = contents(tuple(np.random.default_rng(seed).integers(1, 30, size=3)))
     file = open_d4rl(write(folder / "data.hdf5", source))
-    store = write_store(folder / "store", file.episodes(action_low=LOW, action_high=HIGH), {})
+    store = write_store(folder, file.episodes(BOX))
     np.testing.assert_array_equal(store.trajectories.observations, source["observations"])
     np.testing.assert_array_equal(store.trajectories.offsets, file.offsets)
 
@@ -144,5 +148,5 @@ def test_an_action_out_of_bounds_is_found_and_not_clipped(tmp_path: Path) -> Non
     source = contents()
     source["actions"][4, 1] = 1.25
     path = write(tmp_path / "data.hdf5", source)
-    with pytest.raises(DataError, match="episode 1, step 0: actions must be within the bounds of the environment"):
+    with pytest.raises(DataError, match=r"episode 1, step 0: actions must be within \[-1, 1\], not 1\.25 \(1 such"):
         read(path)

@@ -39,13 +39,13 @@ def test_a_name_tells_source_environment_tier_and_version(
     assert str(parsed) == name
 
 
-@pytest.mark.parametrize("name", ["hopper-medium-v1", "primal/hopper/random-v0", "mujoco/hopper/medium-replay-v0", ""])
+@pytest.mark.parametrize("name", ["hopper-medium-v1", "primal/hopper/simple-v0", "mujoco/hopper/medium-replay-v0", ""])
 def test_other_names_are_unknown(name: str) -> None:
     assert parse_name(name) is None
 
 
 def test_every_name_comes_back() -> None:
-    assert len(KNOWN_NAMES) == 3 * (5 + 3 + 4)
+    assert len(KNOWN_NAMES) == 3 * (5 + 3 + 5)
     assert all(parse_name(str(name)) == name for name in KNOWN_NAMES.values())
 
 
