@@ -1,5 +1,6 @@
-"""The README is true: its code runs, its commands run."""
+"""The README and the pages of docs are true: their code runs, their commands run."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -11,49 +12,84 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = PAGES[0].read_text()
 TEST_COMMAND = re.search(r"<!-- test command -->\n```sh\n(.*?)```", README, re.DOTALL)
 
-# Flags that make a long command short. The command itself is run as the README has it.
-SMALL = {"python -m benchmarks.attention": "--lengths 32 --seconds 0.01"}
+# Flags that make a long command short. The command itself is run as the page has it.
+SMALL = {
+    "python -m benchmarks.attention": "--lengths 32 --seconds 0.01",
+    "python -m benchmarks.data": "--steps 3000 --rounds 1 --record-seconds 0.01 --sampler-seconds 0.01",
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def commands() -> list[str]:
-    """Every command, but for those that the test command makes: that runs these tests, and is run by .ci/run."""
+    """Every command, but for the one that runs these tests, which .ci/run runs, and installing."""
     assert TEST_COMMAND is not None
-    lines = [line for block in blocks("sh") if block != TEST_COMMAND[1] for line in block.splitlines()]
-    return [line for line in lines if line and not line.startswith(("#", "pip install"))]
+    every = [block for page in PAGES for block in blocks(page, "sh") if block != TEST_COMMAND[1]]
+    lines = [line for block in every for line in block.splitlines()]
+    return sorted({line for line in lines if line and not line.startswith(("#", "pip install"))})
 
 
-def run_python_blocks() -> dict[str, Any]:
-    """All Python of the README in one session, from top to bottom."""
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cache and a Minari folder, in which the data set of the examples has a twentieth of its steps."""
+    root = tmp_path_factory.mktemp("data")
+    variables = {
+        "PRIMAL_DT_CACHE": str(root / "cache"),
+        "MINARI_DATASETS_PATH": str(root / "minari"),
+        "PYTHONPATH": str(ROOT),
+    }
+    run("python -m envs record primal/hopper/medium-v0 --steps 5000", root, variables)
+    return variables
+
+
+def run(command: str, folder: Path, variables: dict[str, str]) -> None:
+    words = shlex.split(command)
+    assert words[0] == "python"
+    result = subprocess.run(
+        [sys.executable, *words[1:]],
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def run_python_blocks(page: Path) -> dict[str, Any]:
+    """All Python of a page in one session, from top to bottom."""
     torch.manual_seed(0)
     session: dict[str, Any] = {}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), session)
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), session)
     return session
 
 
-def test_the_python_examples_run_and_train_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_examples_run(
+    page: Path, folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # they may write files
-    session = run_python_blocks()
-    attention = session["block"].attention
-    for name, parameter in attention.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name
+    for name, value in folders.items():
+        monkeypatch.setenv(name, value)
+    session = run_python_blocks(page)
+    if page == PAGES[0]:
+        for name, parameter in session["block"].attention.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+        assert session["batch"].states.shape == (64, 20, 11)
 
 
 @pytest.mark.parametrize("command", commands())
-def test_a_command_runs(command: str, tmp_path: Path) -> None:
-    words = shlex.split(f"{command} {SMALL.get(command, '')} --out {shlex.quote(str(tmp_path))}")
-    assert words[0] == "python"
-    result = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert list(tmp_path.iterdir())
+def test_a_command_runs(command: str, folders: dict[str, str], tmp_path: Path) -> None:
+    """From another folder than the repository's."""
+    run(f"{command} {SMALL.get(command, '')}", tmp_path, folders)
 
 
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
@@ -67,7 +103,7 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert "pytest" in result.stdout
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         if not link.startswith("http"):
