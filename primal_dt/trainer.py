@@ -1,0 +1,251 @@
+"""Training as an iterator of metrics. It knows no environment and no logger.
+
+Axes: B batch.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from primal_dt.attention import PrimalAttention
+from primal_dt.config import OptimizerConfig
+from primal_dt.data import Batch, WindowSampler, prefetch
+from primal_dt.model import DecisionTransformer
+from primal_dt.objective import LossTerms, loss_terms
+
+__all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
+
+
+GPU_STEPS_PER_STOP_CHECK = 20
+
+
+class BadLossError(RuntimeError):
+    """The loss or a gradient is no longer a finite number."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss or its gradient is not finite at step {step}")
+        self.step = step
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """Means over the steps since the last logging point."""
+
+    step: int
+    """How many updates were made."""
+    loss: float
+    action_mse: float
+    penalty: float
+    gradient_norm: float
+    """Before clipping."""
+    objectives: dict[int, float]
+    """Layer -> J."""
+    learning_rate: float
+    """At the last of them."""
+    steps_per_second: float
+
+
+def learning_rate(step: int, config: OptimizerConfig) -> float:
+    """The rate of update number ``step``, counted from 0: linear warm-up, then constant or a half cosine to zero."""
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    if config.schedule == "constant" or step < config.warmup_steps:
+        return config.lr * warmup
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class Trainer:
+    """``for metrics in trainer`` trains, and yields at every logging point and at the end.
+
+    All that is random in update t (the batch, dropout) is a function of (seed, t, process): to go on from a state needs
+    no random state but the step, and what happens between updates cannot disturb it.
+
+    Between logging points the host does not wait for the device. A loss or gradient that is not finite is noted on the
+    device and raises :class:`BadLossError` at the next logging point, or when :meth:`check` is called.
+
+    Args:
+        model: on its device.
+        sampler: this process's share of the batches.
+        config: steps, rates and so on.
+        eta: weight of the KSVD penalty.
+        seed: of dropout.
+        log_every_steps: how often to yield.
+    """
+
+    def __init__(
+        self,
+        model: DecisionTransformer,
+        sampler: WindowSampler,
+        config: OptimizerConfig,
+        *,
+        eta: float,
+        seed: int,
+        log_every_steps: int,
+    ) -> None:
+        longest = int(sampler.trajectories.lengths.max())
+        if longest > model.shape.max_timesteps:
+            raise ValueError(
+                f"the longest episode has {longest} steps, more than max_timesteps ({model.shape.max_timesteps})"
+            )
+        self.model = model
+        self.sampler = sampler
+        self.config = config
+        self.eta = eta
+        self.seed = seed
+        self.log_every_steps = log_every_steps
+        self.device = next(model.parameters()).device
+        self.step = 0
+        self._stopping = False
+        self._process = dist.get_rank() if dist.is_initialized() else 0
+        self._num_processes = dist.get_world_size() if dist.is_initialized() else 1
+        if eta == 0:
+            # Nothing but the penalty depends on Lambda: without it, it would wait for a gradient for ever.
+            for layer in model.modules():
+                if isinstance(layer, PrimalAttention):
+                    layer.lam.requires_grad_(False)
+        self._learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self._learnt, lr=config.lr, weight_decay=config.weight_decay, fused=self.device.type in ("cpu", "cuda")
+        )
+        run: nn.Module = model
+        if config.compile:
+            run = torch.compile(model)  # type: ignore[assignment]
+        if self._num_processes > 1:
+            run = DistributedDataParallel(run, device_ids=None if self.device.type == "cpu" else [self.device])
+        self._run = run
+        self._layers = [number for number, kind in enumerate(model.shape.layer_kinds) if kind == "primal" and eta]
+        self._sums = torch.zeros(4 + len(self._layers), device=self.device)
+        self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+
+    def __iter__(self) -> Iterator[TrainMetrics]:
+        """Train until the last step, or until :meth:`stop`."""
+        self._run.train()
+        start, first = time.perf_counter(), self.step
+        for batch in prefetch(self.sampler, range(self.step, self.config.steps), self.device):
+            self._update(batch)
+            self.step += 1
+            if self.step % self.log_every_steps == 0 or self.step == self.config.steps:
+                metrics = self._metrics((self.step - first) / (time.perf_counter() - start))
+                yield metrics
+                self._run.train()
+                start, first = time.perf_counter(), self.step
+            if self._all_stop():
+                return
+
+    def stop(self) -> None:
+        """Have the iterator end after the update that is running."""
+        self._stopping = True
+
+    def _all_stop(self) -> bool:
+        """Processes stop after the same update, or they would wait for one another for ever."""
+        if self._num_processes == 1:
+            return self._stopping
+        if self.device.type != "cpu" and self.step % GPU_STEPS_PER_STOP_CHECK:
+            return False  # to ask would make the host wait for the device
+        asked = torch.tensor(self._stopping, dtype=torch.int32, device=self.device)
+        dist.all_reduce(asked)
+        return bool(asked)
+
+    def check(self) -> None:
+        """Wait for the device and see whether all has been finite so far.
+
+        Raises:
+            BadLossError: if not.
+        """
+        step = int(self._first_bad)
+        if step >= 0:
+            raise BadLossError(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it takes to go on, besides the model's weights."""
+        return {"step": self.step, "optimizer": self.optimizer.state_dict(), "sums": self._sums.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        self._sums.copy_(state["sums"])
+
+    def _update(self, batch: Batch) -> None:
+        torch.manual_seed(_mixed(self.seed, self.step, self._process))
+        rate = learning_rate(self.step, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        num_valid = batch.valid.sum()
+        if self._num_processes > 1:
+            dist.all_reduce(num_valid)
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = _parts(batch, self.config.accumulate)
+        terms = torch.zeros_like(self._sums)
+        for number, part in enumerate(parts):
+            with self._without_sync(number < len(parts) - 1):
+                loss = self._forward(part, num_valid)
+                # DistributedDataParallel averages the gradients of the processes, whose losses are to be added.
+                (loss.total * self._num_processes).backward()
+            terms += self._vector(loss)
+        if self._num_processes > 1:
+            dist.all_reduce(terms)
+        terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip, foreach=True)
+        self.optimizer.step()
+        self._sums += terms
+        bad = ~torch.isfinite(terms[0] + terms[3])
+        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
+
+    def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+            output = self._run(part, with_objective=self.eta > 0)
+            return loss_terms(output, part, eta=self.eta, num_valid=num_valid, num_sequences=self.sampler.batch_size)
+
+    def _without_sync(self, more_to_come: bool) -> Any:
+        """Gradients are exchanged with the last part of a batch only."""
+        if more_to_come and isinstance(self._run, DistributedDataParallel):
+            return self._run.no_sync()
+        return nullcontext()
+
+    def _vector(self, loss: LossTerms) -> Tensor:
+        values = [loss.total, loss.action_mse, loss.penalty, torch.zeros_like(loss.total)]
+        values += [loss.objectives[layer] for layer in self._layers]
+        return torch.stack(values).detach()
+
+    def _metrics(self, steps_per_second: float) -> TrainMetrics:
+        self.check()
+        steps = self.step % self.log_every_steps or self.log_every_steps
+        loss, action_mse, penalty, norm, *objectives = (self._sums / steps).tolist()
+        self._sums.zero_()
+        return TrainMetrics(
+            step=self.step,
+            loss=loss,
+            action_mse=action_mse,
+            penalty=penalty,
+            gradient_norm=norm,
+            objectives=dict(zip(self._layers, objectives, strict=True)),
+            learning_rate=learning_rate(self.step - 1, self.config),
+            steps_per_second=steps_per_second,
+        )
+
+
+def _parts(batch: Batch, number: int) -> list[Batch]:
+    """A batch in so many parts, or fewer if it has fewer rows."""
+    if number == 1:
+        return [batch]
+    chunks = [getattr(batch, f.name).chunk(number) for f in fields(batch)]
+    return [Batch(*part) for part in zip(*chunks, strict=True)]
+
+
+def _mixed(seed: int, step: int, process: int) -> int:
+    """A seed for torch's generators from three numbers (SplitMix64)."""
+    value = 0
+    for number in (seed, step, process):
+        value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value
