@@ -37,6 +37,8 @@ class OptimizerConfig:
     """Updates of the weights."""
     batch_size: int = 64
     """Windows of one update, of all processes together."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon makes the updates of the blocks' weight matrices orthogonal: more per step, and a step costs more."""
     lr: float = 1e-3
     """Learning rate after the warm-up."""
     warmup_steps: int = 10_000

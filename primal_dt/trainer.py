@@ -19,6 +19,7 @@ from primal_dt.attention import PrimalAttention
 from primal_dt.config import OptimizerConfig
 from primal_dt.data import Batch, WindowSampler, prefetch
 from primal_dt.model import DecisionTransformer
+from primal_dt.muon import Muon
 from primal_dt.objective import LossTerms, loss_terms
 
 __all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
@@ -51,6 +52,19 @@ class TrainMetrics:
     learning_rate: float
     """At the last of them."""
     steps_per_second: float
+
+
+def make_optimizers(model: DecisionTransformer, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for everything; or Muon for the weight matrices of the blocks, and AdamW for the rest."""
+    matrices: list[Tensor] = []
+    if config.optimizer == "muon":
+        linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+        matrices = [linear.weight for linear in linears]
+    taken = set(map(id, matrices))
+    rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in taken]
+    fused = rest[0].device.type in ("cpu", "cuda")
+    adamw = torch.optim.AdamW(rest, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+    return [adamw, Muon(matrices, lr=config.lr, weight_decay=config.weight_decay)] if matrices else [adamw]
 
 
 def learning_rate(step: int, config: OptimizerConfig) -> float:
@@ -112,9 +126,7 @@ class Trainer:
                 if isinstance(layer, PrimalAttention):
                     layer.lam.requires_grad_(False)
         self._learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self._learnt, lr=config.lr, weight_decay=config.weight_decay, fused=self.device.type in ("cpu", "cuda")
-        )
+        self._optimizers = make_optimizers(model, config)
         run: nn.Module = model
         if config.compile:
             run = torch.compile(model)  # type: ignore[assignment]
@@ -166,23 +178,26 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """What it takes to go on, besides the model's weights."""
-        return {"step": self.step, "optimizer": self.optimizer.state_dict(), "sums": self._sums.clone()}
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"step": self.step, "optimizers": states, "sums": self._sums.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
         self.step = state["step"]
         self._sums.copy_(state["sums"])
 
     def _update(self, batch: Batch) -> None:
         torch.manual_seed(_mixed(self.seed, self.step, self._process))
         rate = learning_rate(self.step, self.config)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         num_valid = batch.valid.sum()
         if self._num_processes > 1:
             dist.all_reduce(num_valid)
-        self.optimizer.zero_grad(set_to_none=True)
         parts = _parts(batch, self.config.accumulate)
         terms = torch.zeros_like(self._sums)
         for number, part in enumerate(parts):
@@ -194,7 +209,8 @@ class Trainer:
         if self._num_processes > 1:
             dist.all_reduce(terms)
         terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip, foreach=True)
-        self.optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         self._sums += terms
         bad = ~torch.isfinite(terms[0] + terms[3])
         self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)

@@ -80,9 +80,9 @@ def assert_same(one: Path, two: Path) -> None:
     first, second = load_checkpoint(one), load_checkpoint(two)
     assert first.step == second.step
     assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)
-    states = [c.training["trainer"]["optimizer"]["state"] for c in (first, second)]
-    for key, moments in states[0].items():
-        assert all(torch.equal(value, states[1][key][name]) for name, value in moments.items())
+    for mine, theirs in zip(*(c.training["trainer"]["optimizers"] for c in (first, second)), strict=True):
+        for key, moments in mine["state"].items():
+            assert all(torch.equal(value, theirs["state"][key][name]) for name, value in moments.items())
     assert record(one) == record(two)
     assert curves(one) == curves(two)
 

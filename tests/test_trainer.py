@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -63,9 +63,17 @@ def weights(trainer: Trainer) -> torch.Tensor:
 TINY = OptimizerConfig(steps=400, batch_size=32, lr=3e-3, warmup_steps=20, schedule="cosine", clip=1.0)
 
 
-@pytest.mark.parametrize("attention", ["primal-plus", "softmax", "primalformer"])
-def test_a_tiny_task_is_learnt(attention: str) -> None:
-    *_, last = make(TINY, shape=replace(SHAPE, attention=attention, dropout=0.0, width=32), log=50, data=MORE_DATA)
+@pytest.mark.parametrize(
+    ("attention", "optimizer"),
+    [("primal-plus", "adamw"), ("softmax", "adamw"), ("primalformer", "adamw"), ("primal-plus", "muon")],
+)
+def test_a_tiny_task_is_learnt(attention: str, optimizer: Literal["adamw", "muon"]) -> None:
+    *_, last = make(
+        replace(TINY, optimizer=optimizer),
+        shape=replace(SHAPE, attention=attention, dropout=0.0, width=32),
+        log=50,
+        data=MORE_DATA,
+    )
     assert last.action_mse < 2e-3  # the actions' variance is 0.4
 
 
@@ -89,12 +97,14 @@ def test_two_runs_of_one_seed_are_equal_bit_for_bit_and_others_differ() -> None:
     assert not torch.equal(weights(one), weights(other))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 11])
-def test_going_on_is_as_if_never_stopped(stop_at: int) -> None:
+def test_going_on_is_as_if_never_stopped(stop_at: int, optimizer: Literal["adamw", "muon"]) -> None:
     """At a logging point and between two of them, with dropout, into a fresh trainer."""
-    whole = make()
+    config = replace(CONFIG, optimizer=optimizer)
+    whole = make(config)
     expected = values(list(whole))
-    first = make()
+    first = make(config)
     seen = []
     update = first._update
 
@@ -107,7 +117,7 @@ def test_going_on_is_as_if_never_stopped(stop_at: int) -> None:
     seen += values(list(first))
     assert first.step == stop_at
     torch.rand(7)  # what others draw in between does not matter
-    second = make(seed=0)
+    second = make(config)
     second.model.load_state_dict(first.model.state_dict())
     second.load_state_dict(first.state_dict())
     seen += values(list(second))
