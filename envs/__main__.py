@@ -12,10 +12,11 @@ from envs import cache
 from envs.datasets import load_dataset
 from envs.describe import QUANTILES, describe, plot_returns
 from envs.episodes import DataError
-from envs.minari_data import minari_folder, open_minari
+from envs.minari_data import check_name, minari_folder, open_minari
 from envs.tasks import KNOWN_NAMES, parse_name, task_of
 from primal_dt.table import format_table
 
+RESERVED = ("primal/", "mujoco/", "d4rl/", "D4RL/")
 Name = Annotated[str, tyro.conf.Positional]
 
 
@@ -32,8 +33,7 @@ def list_datasets() -> None:
         except DataError as error:
             rows.append([name, "", "", str(error)])
             continue
-        steps = data.metadata.get("total_steps", "")
-        rows.append([name, data.env_id or "?", f"{data.num_episodes:,}", f"{steps:,}"])
+        rows.append([name, data.env_id or "?", f"{data.num_episodes:,}", str(data.metadata.get("total_steps", "?"))])
     print(f"Here, in {minari_folder()}:\n")
     print(format_table(["name", "environment", "episodes", "steps"], rows) if rows else "  nothing yet")
     here = {row[0] for row in rows}
@@ -70,14 +70,12 @@ def info(
     """
     dataset = load_dataset(name, env_id=env_id, mix_versions=mix_versions)
     facts = describe(dataset)
+    print(json.dumps(facts, indent=2) if as_json else _shown(facts))
     if plot is not None:
+        plot = plot.expanduser()
         plot_returns(dataset, plot)
-    if as_json:
-        print(json.dumps(facts, indent=2))
-        return
-    print(_shown(facts))
-    if plot is not None:
-        print(f"\nplot         {plot}")
+        if not as_json:
+            print(f"\nplot         {plot}")
 
 
 def _shown(facts: dict[str, Any]) -> str:
@@ -90,6 +88,7 @@ def _shown(facts: dict[str, Any]) -> str:
         ("widths", f"states {facts['state_width']}, actions {facts['action_width']}"),
         ("fingerprint", facts["fingerprint"]),
     ]
+    lines += [("note", note) for note in facts["notes"]]
     for part in facts["parts"]:
         lines.append(("source", f"{part['path']} ({part['environment']})"))
         lines.extend(("", f"{key}: {part[key]}") for key in ("description", "seed", "converted_from") if key in part)
@@ -121,12 +120,17 @@ def record(
         seed: of the first episode; the next has seed + 1, and so on.
         overwrite: replace a data set of that name.
     """
-    from envs.record import Ingredient, builtin_recipe
+    from envs.recipes import Ingredient, builtin_recipe
     from envs.record import record as record_dataset
 
-    if steps < 1 or seed < 0:
-        raise DataError(f"--steps ({steps}) must be at least 1 and --seed ({seed}) must not be negative")
+    if steps < 1 or not 0 <= seed < 2**31:
+        raise DataError(f"--steps ({steps}) must be at least 1, and --seed ({seed}) from 0 to 2^31 - 1")
+    check_name(name)
     known = parse_name(name)
+    if name.startswith(RESERVED) and (known is None or known.source != "primal"):
+        raise DataError(
+            f"{name} would pass for somebody else's: give it a name of your own, such as mine/hopper/walk-v0"
+        )
     if known is not None and known.source == "primal":
         if policy is not None or env_id is not None:
             raise DataError(f"{name} is built in and has its own policy and environment; give another name")
@@ -135,30 +139,29 @@ def record(
         raise DataError(f"{name} is not built in: give --policy and --env-id")
     else:
         task, recipe = task_of(env_id), [Ingredient(policy, steps)]
-    algorithm = "unknown" if policy is not None and ":" in policy else "PPO"
-    folder = record_dataset(name, recipe, task=task, seed=seed, algorithm=algorithm, replace=overwrite)
+    folder = record_dataset(name, recipe, task=task, seed=seed, replace=overwrite)
     print(f"{name} is in {folder}")
 
 
-def show_cache(clear: bool = False) -> None:
+def show_cache(clear: bool = False, clear_downloads: bool = False) -> None:
     """Show what the cache holds, or clear it.
 
     It lies in the user's cache folder, or where PRIMAL_DT_CACHE says. Minari's data sets are not in it.
 
     Args:
-        clear: delete it all; what is needed again is made again.
+        clear: delete all but downloads; what is needed again is made again.
+        clear_downloads: delete downloads too, those put there by hand among them.
     """
     rows = [[kind, f"{files:,}", f"{size / 2**20:.1f}"] for kind, (files, size) in cache.usage().items()]
     print(f"{cache.cache_folder()}\n")
     print(format_table(["", "files", "MiB"], rows))
-    if clear:
-        cache.clear_cache()
+    if clear or clear_downloads:
+        cache.clear_cache(downloads=clear_downloads)
         print("\ncleared")
 
 
 def main() -> None:
     """Run a command; a user's mistake ends in a message."""
-    sys.path.insert(0, "")  # policies of one's own are looked for where one is
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"list": list_datasets, "info": info, "record": record, "cache": show_cache},
@@ -166,10 +169,13 @@ def main() -> None:
             description="Data sets: what is here, what is in them, and how to record one.",
         )
         sys.stdout.flush()
-    except (DataError, ImportError, ValueError) as error:
-        sys.exit(f"error: {error}")
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (DataError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left half done", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Axes: S state, A action.
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.episodes import ActionBox
+from envs.episodes import ActionBox, DataError
 from envs.tasks import Task
 from primal_dt.files import atomic_write
 
@@ -118,7 +119,7 @@ def load_policy(name: str, task: Task) -> BehaviourPolicy:
         task: where it is to act.
 
     Raises:
-        ValueError: if there is none of that name, or it is made for another environment.
+        DataError: if there is none of that name, or it is made for another environment.
     """
     if ":" in name:
         return load_callable(name)
@@ -126,11 +127,11 @@ def load_policy(name: str, task: Task) -> BehaviourPolicy:
     if name in ("random", f"{environment.name}/random"):
         return UniformPolicy(environment.action_box, environment.action_width)
     path = POLICIES / f"{name}.npz"
-    if not path.is_file():
+    if re.fullmatch(r"\w+/\w+", name) is None or not path.is_file():
         known = sorted(f"{file.parent.name}/{file.stem}" for file in POLICIES.glob("*/*.npz"))
-        raise ValueError(f"there is no policy {name!r}: it must be random, module:name, or one of {', '.join(known)}")
+        raise DataError(f"there is no policy {name!r}: it must be random, module:name, or one of {', '.join(known)}")
     if path.parent.name != environment.name:
-        raise ValueError(f"the policy {name!r} is not made for {task.env_id}")
+        raise DataError(f"the policy {name!r} is not made for {task.env_id}")
     return GaussianPolicy.load(path)
 
 
@@ -138,19 +139,22 @@ def load_callable(name: str) -> BehaviourPolicy:
     """Somebody's policy, as ``module:name``. This runs their module, as importing it would.
 
     Raises:
-        ValueError: if there is no such thing, or it cannot be called.
+        DataError: if there is no such thing, or it cannot be called.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise ValueError(f"a policy is given as module:name, such as my_policies:walk, not {name!r}")
+        raise DataError(f"a policy is given as module:name, such as my_policies:walk, not {name!r}")
     try:
-        policy = getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise DataError(
             f"there is no module {error.name!r} for the policy {name!r}: run from its folder, or install it"
         ) from error
-    except AttributeError as error:
-        raise ValueError(f"the module {module!r} has no {attribute!r}") from error
+    except TypeError as error:  # a relative name
+        raise DataError(f"the module of the policy {name!r} cannot be imported: {error}") from error
+    policy = getattr(found, attribute, None)
+    if policy is None:
+        raise DataError(f"the module {module!r} has no {attribute!r}")
     if not callable(policy):
-        raise ValueError(f"{name!r} must be a function of (observation, random), not {policy!r}")
+        raise DataError(f"{name!r} must be a function of (observation, random), not {policy!r}")
     return policy

@@ -1,6 +1,7 @@
 """The cache: stores of trajectories, downloads, and notes on which file became which store.
 
-It lies in the user's cache folder, or where ``$PRIMAL_DT_CACHE`` says. All of it can be deleted at any time.
+It is a folder ``primal-dt`` in the user's cache folder, or in the one that ``$PRIMAL_DT_CACHE`` names. All of it can be
+deleted at any time; but for downloads, it is made again from what is elsewhere.
 """
 
 import hashlib
@@ -32,7 +33,8 @@ KINDS = ("stores", "downloads", "notes")
 
 def cache_folder() -> Path:
     """Where the cache is."""
-    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("primal-dt", appauthor=False))
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(os.path.expanduser(chosen) if chosen else platformdirs.user_cache_dir(), "primal-dt")
 
 
 def stores_folder() -> Path:
@@ -48,15 +50,16 @@ def downloads_folder() -> Path:
 def file_identity(path: Path) -> str:
     """What tells a file from others, and from itself after a change, without reading it."""
     state = path.stat()
-    return f"{path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}"
+    return f"{path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}\n"
 
 
 def read_note(identity: str) -> dict[str, Any] | None:
     """What was written down about something, if anything was."""
     try:
-        return json.loads(_note_path(identity).read_text())
-    except (OSError, json.JSONDecodeError):
+        note = json.loads(_note_path(identity).read_text())
+    except (OSError, ValueError):
         return None
+    return note if isinstance(note, dict) else None
 
 
 def write_note(identity: str, note: Mapping[str, Any]) -> None:
@@ -78,7 +81,12 @@ def usage() -> dict[str, tuple[int, int]]:
     return result
 
 
-def clear_cache() -> None:
-    """Delete all of it, and nothing else that may be in the folder."""
-    for kind in KINDS:
-        shutil.rmtree(cache_folder() / kind, ignore_errors=True)
+def clear_cache(*, downloads: bool = False) -> None:
+    """Delete stores and notes, and nothing else that may be in the folder.
+
+    Args:
+        downloads: delete these too. They may have been put there by hand.
+    """
+    for kind in KINDS if downloads else ("stores", "notes"):
+        if (folder := cache_folder() / kind).exists():
+            shutil.rmtree(folder)

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.episodes import ActionBox, DataError, checked_trajectory, open_hdf5
+from envs.episodes import ActionBox, DataError, checked_trajectory, flags, number_array, open_hdf5
 from primal_dt.data import Trajectory
 
 __all__ = ["D4rlFile", "open_d4rl"]
@@ -39,6 +38,11 @@ class D4rlFile:
     """(E + 1,), where episodes begin, and the number of transitions."""
     last_is_cut_off: bool
     """Whether the recording stops before the last episode does. It is kept all the same."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The one file."""
+        return (self.path,)
 
     def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
         """The episodes, a few thousand rows at a time in memory.
@@ -81,28 +85,33 @@ def open_d4rl(path: Path) -> D4rlFile:
                 f"{path} lacks {', '.join(missing)}: a file in D4RL's layout has {', '.join(DIMENSIONS)}; "
                 f"this one has {', '.join(file) or 'nothing'}"
             )
-        for key, dimensions in DIMENSIONS.items():
-            entry = file[key]
-            if not isinstance(entry, h5py.Dataset) or entry.ndim != dimensions or entry.dtype.kind not in "fiub":
-                raise DataError(
-                    f"{path}: {key} must be an array of numbers with {dimensions} dimension(s), not {entry}"
-                )
-        lengths = {key: len(file[key]) for key in DIMENSIONS}
+        arrays = {
+            key: number_array(file, key, dimensions=dimensions, where=str(path))
+            for key, dimensions in DIMENSIONS.items()
+        }
+        lengths = {key: len(array) for key, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
             raise DataError(f"{path}: all arrays must have one row per transition, but there are {counts}")
         if lengths["rewards"] == 0:
             raise DataError(f"{path} has no episode")
-        ends = np.asarray(file["terminals"][:], bool) | np.asarray(file["timeouts"][:], bool)
-        env_id = file.attrs.get("env_id")
+        ends = flags(arrays["terminals"][:], f"{path}: terminals") | flags(arrays["timeouts"][:], f"{path}: timeouts")
         return D4rlFile(
             path=path,
-            env_id=env_id.decode() if isinstance(env_id, bytes) else env_id,
-            state_width=file["observations"].shape[1],
-            action_width=file["actions"].shape[1],
+            env_id=_text(file.attrs.get("env_id"), path),
+            state_width=arrays["observations"].shape[1],
+            action_width=arrays["actions"].shape[1],
             offsets=_episode_offsets(ends),
             last_is_cut_off=not ends[-1],
         )
+
+
+def _text(value: object, path: Path) -> str | None:
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{path}: the attribute env_id must be a text such as Hopper-v5, not {value!r}")
+    return value
 
 
 def _episode_offsets(ends: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ A+B                           several together
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 from envs import cache
 from envs.episodes import DataError, EpisodeSource
 from envs.minari_data import MinariData
-from envs.sources import find_source
+from envs.recipes import builtin_recipe
+from envs.sources import find_here, find_source
 from envs.tasks import Task, parse_name, task_of
 from primal_dt.data import Trajectories, Trajectory
 from primal_dt.normalizer import Normalizer
@@ -40,6 +41,8 @@ class Part:
     """How many episodes stop before the environment or the time limit ends them. They are kept."""
     about: Mapping[str, Any]
     """What its metadata say of how it was made."""
+    notes: tuple[str, ...]
+    """What a reader of results should know."""
 
 
 @dataclass(frozen=True)
@@ -74,37 +77,39 @@ def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = F
         DataError: if it cannot be had or cannot be used. The message is meant for the user.
     """
     names = [name] if os.path.exists(name) else [part.strip() for part in name.split("+")]
-    # What the names alone tell is checked before anything is fetched or recorded for them.
-    _common_task([(part, known.task) for part in names if (known := parse_name(part))], env_id, mix_versions)
-    located = [(part, *_locate(part, env_id)) for part in names]
-    task = _common_task([(part, task) for part, _, task in located], env_id, mix_versions)
+    # What can be told without fetching or recording is told before anything is fetched or recorded.
+    here = {part: find_here(part) for part in names}
+    early = [(part, _task(part, source, env_id)) for part, source in here.items() if source or parse_name(part)]
+    _common_task(early, env_id, mix_versions)
+    sources = [here[part] or find_source(part) for part in names]
+    tasks = [_task(part, source, env_id) for part, source in zip(names, sources, strict=True)]
+    task = _common_task(list(zip(names, tasks, strict=True)), env_id, mix_versions)
     assert task is not None
     stores, parts = [], []
-    for part, source, own in located:
-        identity = cache.file_identity(source.path)
-        store, cut_off = _stored(identity, source.episodes(own.environment.action_box))
-        stores.append(store)
-        parts.append(Part(part, source.path, own.env_id, cut_off, _about(source)))
+    for part, source, own in zip(names, sources, tasks, strict=True):
+        identity = "".join(map(cache.file_identity, source.files))
+        stores.append(_stored(identity, source.episodes(own.environment.action_box)))
+        cut_off = int((~stores[-1].is_complete).sum())
+        notes = _notes(part, source, own, task)
+        parts.append(Part(part, source.path, own.env_id, cut_off, _about(source), notes))
     return Dataset(name, task, stores[0] if len(stores) == 1 else _joined(stores), tuple(parts))
 
 
-def _locate(name: str, env_id: str | None) -> tuple[EpisodeSource, Task]:
-    """The source behind a name or path, and the task of its data."""
-    source, known = find_source(name), parse_name(name)
-    own = source.env_id or (None if known is None else known.task.env_id) or env_id
+def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:
+    """The task that a part's data is of."""
+    known = parse_name(name)
+    own = (source and source.env_id) or (known and known.task.env_id) or env_id
     if own is None:
-        raise DataError(f"{source.path} does not say which environment it is from: give it with --env-id Hopper-v5")
-    try:
-        task = task_of(own, None if known is None else known.tier)
-    except ValueError as error:
-        raise DataError(f"{source.path}: {error}") from error
+        where = name if source is None else source.path
+        raise DataError(f"{where} does not say which environment it is from: give it with --env-id Hopper-v5")
+    task = task_of(own, None if known is None else known.tier, where=None if source is None else str(source.path))
     widths = (task.environment.state_width, task.environment.action_width)
-    if (source.state_width, source.action_width) != widths:
+    if source is not None and (source.state_width, source.action_width) != widths:
         raise DataError(
             f"{source.path} has observations of width {source.state_width} and actions of width "
             f"{source.action_width}, but {own} has {widths[0]} and {widths[1]}"
         )
-    return source, task
+    return task
 
 
 def _common_task(tasks: list[tuple[str, Task]], env_id: str | None, mix_versions: bool) -> Task | None:
@@ -113,7 +118,7 @@ def _common_task(tasks: list[tuple[str, Task]], env_id: str | None, mix_versions
     Raises:
         DataError: if they are of different environments, or of different versions and nobody asked for that.
     """
-    wanted = tasks if env_id is None else [*tasks, ("--env-id", _asked(env_id))]
+    wanted = tasks if env_id is None else [*tasks, ("--env-id", task_of(env_id))]
     kinds = {task.environment.name for _, task in wanted}
     versions = {task.env_id for _, task in wanted}
     listed = ", ".join(f"{name} {task.env_id}" for name, task in wanted)
@@ -133,32 +138,30 @@ def _common_task(tasks: list[tuple[str, Task]], env_id: str | None, mix_versions
     return Task(wanted[-1][1].environment, wanted[-1][1].env_id, tier)
 
 
-def _asked(env_id: str) -> Task:
-    try:
-        return task_of(env_id)
-    except ValueError as error:
-        raise DataError(str(error)) from error
-
-
-def _stored(identity: str, episodes: Iterable[Trajectory]) -> tuple[Store, int]:
-    """The store that was written when episodes of this identity were last read, or a new one; how many are cut off."""
+def _stored(identity: str, episodes: Iterable[Trajectory]) -> Store:
+    """The store that was written when episodes of this identity were last read, or a new one."""
     note = cache.read_note(identity)
     if note is not None:
         try:
-            return open_store(cache.stores_folder() / note["fingerprint"]), note["cut_off_episodes"]
+            return open_store(cache.stores_folder() / str(note["fingerprint"]))
         except (StoreError, KeyError):
-            pass  # cleared or damaged: write it anew
-    cut_off = 0
+            pass  # cleared, damaged or of an earlier version: write it anew
+    store = write_store(cache.stores_folder(), episodes)
+    cache.write_note(identity, {"fingerprint": store.fingerprint})
+    return store
 
-    def counted() -> Iterator[Trajectory]:
-        nonlocal cut_off
-        for episode in episodes:
-            cut_off += not episode.is_complete
-            yield episode
 
-    store = write_store(cache.stores_folder(), counted())
-    cache.write_note(identity, {"fingerprint": store.fingerprint, "cut_off_episodes": cut_off})
-    return store, cut_off
+def _notes(name: str, source: EpisodeSource, own: Task, task: Task) -> tuple[str, ...]:
+    """What is unusual about a part."""
+    notes = []
+    if own.env_id != task.env_id:
+        notes.append(f"{name} was recorded in {own.env_id}, and is used for {task.env_id}")
+    known = parse_name(name)
+    if known is not None and known.source == "primal" and isinstance(source, MinariData):
+        standard = [asdict(part) for part in builtin_recipe(known)]
+        if source.metadata.get("recipe") != standard or source.metadata.get("seed") != 0:
+            notes.append(f"{name} was recorded with other steps, seed or policies than the standard ones")
+    return tuple(notes)
 
 
 def _about(source: EpisodeSource) -> Mapping[str, Any]:
@@ -172,8 +175,10 @@ def _joined(stores: list[Store]) -> Store:
     """One store with the episodes of several, in order."""
 
     def episodes() -> Iterator[Trajectory]:
-        for data in (store.trajectories for store in stores):
-            for begin, end in pairwise(data.offsets):
-                yield Trajectory(data.observations[begin:end], data.actions[begin:end], data.rewards[begin:end])
+        for store in stores:
+            data = store.trajectories
+            for (begin, end), is_complete in zip(pairwise(data.offsets), store.is_complete.tolist(), strict=True):
+                rows = slice(begin, end)
+                yield Trajectory(data.observations[rows], data.actions[rows], data.rewards[rows], is_complete)
 
-    return _stored("\n".join(store.fingerprint for store in stores), episodes())[0]
+    return _stored("\n".join(store.fingerprint for store in stores), episodes())

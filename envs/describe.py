@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from envs.datasets import Dataset
+from envs.episodes import DataError
+from primal_dt.files import atomic_write
 
 __all__ = ["describe", "plot_returns"]
 
@@ -30,6 +32,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "scores": _summary(reference.score(data.returns)),
         "lengths": _summary(data.lengths),
         "fingerprint": dataset.store.fingerprint,
+        "notes": [note for part in dataset.parts for note in part.notes],
         "reference": {
             "random_return": reference.random_return,
             "expert_return": reference.expert_return,
@@ -53,12 +56,12 @@ def plot_returns(dataset: Dataset, path: Path) -> None:
     """Save a histogram of the episodes' returns, with the score as a second axis.
 
     Raises:
-        ImportError: if matplotlib is not installed.
+        DataError: if matplotlib is not installed, or cannot write such a file.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("--plot needs matplotlib: install the extra primal-dt[plots]") from error
+        raise DataError("--plot needs matplotlib: install the extra primal-dt[plots]") from error
     reference = dataset.task.environment.reference
     returns = dataset.trajectories.returns
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
@@ -72,5 +75,8 @@ def plot_returns(dataset: Dataset, path: Path) -> None:
         "top", functions=(reference.score, lambda s: np.asarray(s) * span / 100 + reference.random_return)
     )
     score.set_xlabel("normalised score")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:] not in kinds:
+        raise DataError(f"--plot must end in one of .{', .'.join(sorted(kinds))}, not {path.name!r}")
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:])

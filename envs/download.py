@@ -9,6 +9,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
+from filelock import FileLock
 from tqdm import tqdm
 
 __all__ = ["DownloadError", "download"]
@@ -33,8 +34,9 @@ def download(
 
     Args:
         url: from where.
-        path: to where. Until then it is ``path`` with ``.part`` at its end, and a later call goes on with that.
-        verify: called with the whole file; raises ``ValueError`` if it is not what was expected.
+        path: to where. Until then it is ``path`` with ``.part`` at its end, and a later call goes on with that, if the
+            server says that its file has not changed. Two processes take turns; the second finds the file.
+        verify: called with the whole file; raises something if it is not what was expected.
         attempts: how often to try, in a row without a byte of progress.
         stall_seconds: how long a server may say nothing.
         wait_seconds: before another attempt.
@@ -43,76 +45,97 @@ def download(
         DownloadError: if it cannot be had, or is not what was expected.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    failures = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
+    part = _Part(path)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            return
+        failures = 0
+        while True:
+            before = part.size
+            try:
+                _fetch(url, part, stall_seconds)
+                break
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code < 500:
+                    raise DownloadError(f"{url} answers {error.code} {error.reason}") from error
+                reason: Exception = error
+            except (OSError, HTTPException) as error:
+                reason = error
+            failures = 1 if part.size > before else failures + 1
+            unreachable = isinstance(getattr(reason, "reason", None), socket.gaierror)  # no such name, or no network
+            if failures >= attempts or unreachable:
+                kept = f"; the {part.size:,} bytes that came are kept for the next try" if part.size else ""
+                raise DownloadError(f"{url} cannot be read: {_said(reason)}{kept}") from reason
+            time.sleep(wait_seconds)
         try:
-            _fetch(url, part, stall_seconds)
-            break
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code < 500:
-                raise DownloadError(f"{url} answers {error.code} {error.reason}") from error
-            reason: Exception = error
-        except (OSError, HTTPException) as error:
-            reason = error
-        now = part.stat().st_size if part.exists() else 0
-        failures = 1 if now > before else failures + 1
-        unreachable = isinstance(getattr(reason, "reason", None), socket.gaierror)  # no such name, or no network
-        if failures >= attempts or unreachable:
-            kept = f"; the {now:,} bytes that came are kept, and the next try goes on from there" if now else ""
-            raise DownloadError(f"{url} cannot be read: {_said(reason)}{kept}") from reason
-        time.sleep(wait_seconds)
-    try:
-        verify(part)
-    except ValueError as error:
-        part.unlink()
-        raise DownloadError(f"what came from {url} is not what was expected: {error}") from error
-    os.replace(part, path)
+            verify(part.path)
+        except Exception as error:
+            part.discard()
+            raise DownloadError(f"what came from {url} is not what was expected: {error}") from error
+        os.replace(part.path, path)
+        part.discard()
 
 
-def _fetch(url: str, part: Path, stall_seconds: float) -> None:
+class _Part:
+    """What came so far, and by which mark its server knows the version of the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(path.name + ".part")
+        self._mark = path.with_name(path.name + ".part.mark")
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    @property
+    def mark(self) -> str | None:
+        return self._mark.read_text() if self._mark.exists() else None
+
+    def begin(self, mark: str | None) -> None:
+        self.discard()
+        if mark is not None:
+            self._mark.write_text(mark)
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._mark.unlink(missing_ok=True)
+
+
+def _fetch(url: str, part: _Part, stall_seconds: float) -> None:
     """Add to the partial file what is missing of it.
 
     Raises:
         OSError: if the connection fails, stalls or ends early.
     """
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    headers = {}
+    if part.size and part.mark is not None:  # without a mark the server's file may be another by now
+        headers = {"Range": f"bytes={part.size}-", "If-Range": part.mark}
     try:
-        response = urllib.request.urlopen(request, timeout=stall_seconds)
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=stall_seconds)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # there is nothing after what we have: it is whole, or another file
-            error.close()
-            total = (error.headers.get("Content-Range") or "").rpartition("/")[2]
-            if total == str(have):
-                return
-            part.unlink()
-            raise OSError("what was kept of an earlier try is longer than the file") from error
-        raise
+        if error.code != 416 or not headers:
+            raise
+        error.close()  # there is nothing after what we have: it is whole, or longer than it should be
+        if (error.headers.get("Content-Range") or "").rpartition("/")[2] == str(part.size):
+            return
+        part.discard()
+        raise OSError("what was kept of an earlier try is longer than the file") from error
     with response:
-        resumed = response.status == 206
-        have = have if resumed else 0
-        length = response.headers.get("Content-Length")
-        total_bytes = None if length is None else have + int(length)
+        if response.status != 206:
+            part.begin(response.headers.get("ETag") or response.headers.get("Last-Modified"))
+        have, length = part.size, response.headers.get("Content-Length")
+        total = None if length is None else have + int(length)
+        name = part.path.name.removesuffix(".part")
         with (
-            part.open("ab" if resumed else "wb") as file,
-            tqdm(
-                desc=part.name.removesuffix(".part"),
-                total=total_bytes,
-                initial=have,
-                unit="B",
-                unit_scale=True,
-                unit_divisor=1024,
-            ) as progress,
+            part.path.open("ab") as file,
+            tqdm(desc=name, total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024) as progress,
         ):
             while block := response.read1(BLOCK):
                 file.write(block)
                 progress.update(len(block))
-    size = part.stat().st_size
-    if total_bytes is not None and size != total_bytes:
-        raise OSError(f"the server broke off after {size:,} of {total_bytes:,} bytes")
+    if total is not None and part.size < total:
+        raise OSError(f"the server broke off after {part.size:,} of {total:,} bytes")
 
 
 def _said(error: Exception) -> str:

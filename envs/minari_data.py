@@ -10,8 +10,8 @@ Axes: T transitions of one episode, S state, A action.
 
 import json
 import os
+import re
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,13 +22,25 @@ from typing import Any
 
 import h5py
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
-from envs.episodes import ActionBox, DataError, checked_trajectory, open_hdf5
+from envs.episodes import ActionBox, DataError, checked_trajectory, flags, number_array, open_hdf5
 from envs.tasks import Task
 from primal_dt.data import Trajectory
 
-__all__ = ["MinariData", "RecordedEpisode", "minari_folder", "open_minari", "staged", "write_minari"]
+__all__ = [
+    "MinariData",
+    "RecordedEpisode",
+    "check_name",
+    "dataset_lock",
+    "datasets_path",
+    "is_here",
+    "minari_folder",
+    "open_minari",
+    "staged",
+    "write_minari",
+]
 
 KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 EPISODES_PER_OPEN = 50
@@ -48,6 +60,11 @@ class MinariData:
     state_width: int
     action_width: int
     num_episodes: int
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The data and its description."""
+        return (self.path, self.path.with_name("metadata.json"))
 
     def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
         """The episodes, one at a time in memory. The observation after the last action is left out.
@@ -79,35 +96,44 @@ class MinariData:
                 f"{where}: observations and actions have the widths {widths[0]} and {widths[1]}, "
                 f"those of episode 0 {self.state_width} and {self.action_width}"
             )
+        if steps == 0:
+            raise DataError(f"{where}: an episode must have at least one step")
+        ends = flags(rows["terminations"], f"{where}: terminations") | flags(
+            rows["truncations"], f"{where}: truncations"
+        )
+        if ends[:-1].any():
+            raise DataError(f"{where}: it goes on after its end at step {int(np.flatnonzero(ends)[0])}")
         return checked_trajectory(
             where,
             observations=rows["observations"][:-1],
             actions=rows["actions"],
             rewards=rows["rewards"],
             box=box,
-            is_complete=bool(rows["terminations"][-1] or rows["truncations"][-1]),
+            is_complete=bool(ends[-1]),
         )
 
 
 def _episode_arrays(file: h5py.File, number: int, where: str) -> dict[str, NDArray[Any]]:
-    group = file.get(f"episode_{number}")
+    name = f"episode_{number}"
+    group = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
     if not isinstance(group, h5py.Group):
         raise DataError(f"{where} is missing")
     missing = [key for key in KEYS if key not in group]
     if missing:
         raise DataError(f"{where} lacks {', '.join(missing)}: it has {', '.join(group) or 'nothing'}")
-    entries = {key: group[key] for key in KEYS}
-    for key, entry in entries.items():
-        dimensions = 2 if key in ("observations", "actions") else 1
-        if not isinstance(entry, h5py.Dataset) or entry.ndim != dimensions or entry.dtype.kind not in "fiub":
-            raise DataError(f"{where}: {key} must be an array of numbers with {dimensions} dimension(s), not {entry}")
-    return {key: entry[()] for key, entry in entries.items()}
+    two = ("observations", "actions")
+    return {key: number_array(group, key, dimensions=2 if key in two else 1, where=where)[()] for key in KEYS}
 
 
 def minari_folder(dataset_id: str = "") -> Path:
     """Where Minari keeps its data sets, or one of them: ``~/.minari/datasets``, or ``$MINARI_DATASETS_PATH``."""
     root = os.environ.get("MINARI_DATASETS_PATH")
     return Path(root if root is not None else Path.home() / ".minari" / "datasets", dataset_id)
+
+
+def is_here(dataset_id: str) -> bool:
+    """Whether there is a local data set of that name."""
+    return os.path.exists(minari_folder(dataset_id) / "data" / "metadata.json")
 
 
 def open_minari(folder: Path) -> MinariData:
@@ -128,14 +154,16 @@ def open_minari(folder: Path) -> MinariData:
         env_id = None if spec is None else str(json.loads(spec)["id"])
     except FileNotFoundError as error:
         raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{data / 'metadata.json'} cannot be read: {error!r}") from error
     if data_format != "hdf5":
         raise DataError(f"{data} is in Minari's format {data_format!r}; only 'hdf5' can be read here")
-    if num_episodes == 0:
+    if num_episodes < 1:
         raise DataError(f"{data} has no episode")
     path = data / "main_data.hdf5"
     with open_hdf5(path) as file:
+        if len(file) != num_episodes:
+            raise DataError(f"{path} has {len(file)} episodes, but its metadata.json says {num_episodes}")
         first = _episode_arrays(file, 0, f"{path}, episode 0")
     return MinariData(
         path=path,
@@ -189,39 +217,59 @@ def write_minari(
         replace: whether it may take the place of one of that name.
     """
     import minari  # it and the environments take a second to import, and reading needs neither
-    from minari.dataset.minari_dataset import parse_dataset_id
 
     from envs.mujoco import make_environment
 
-    folder = minari_folder(dataset_id)
-    if folder.exists() and not replace:
-        raise DataError(
-            f"there is a data set {dataset_id!r} already, in {folder}: give another name, or ask for it to be replaced"
-        )
-    try:
-        parse_dataset_id(dataset_id)
-    except ValueError as error:
-        raise DataError(f"{dataset_id!r} cannot be a data set's name: it must be like mine/hopper/walk-v0") from error
-    with staged(dataset_id), warnings.catch_warnings():
+    blocks = _blocks(episodes)
+    with staged(dataset_id, replace=replace) as staging, warnings.catch_warnings():
         # It warns of what is left out (author, address, link) and of environments that are not the newest.
         warnings.simplefilter("ignore")
-        blocks = _blocks(episodes)
+        first = next(blocks)
         env = make_environment(task)
-        dataset = minari.create_dataset_from_buffers(
-            dataset_id,
-            next(blocks),
-            env=env,
-            eval_env=env,
-            algorithm_name=algorithm,
-            description=description,
-            ref_min_score=task.environment.reference.random_return,
-            ref_max_score=task.environment.reference.expert_return,
-        )
+        with datasets_path(staging):
+            dataset = minari.create_dataset_from_buffers(
+                dataset_id,
+                first,
+                env=env,
+                eval_env=env,
+                algorithm_name=algorithm,
+                description=description,
+                ref_min_score=task.environment.reference.random_return,
+                ref_max_score=task.environment.reference.expert_return,
+            )
         env.close()
         for block in blocks:
             dataset.update_dataset_from_buffer(block)
         dataset.storage.update_metadata(dict(facts))
-    return folder
+    return minari_folder(dataset_id)
+
+
+def check_name(dataset_id: str) -> None:
+    """Whether a data set may have this name, by Minari's rules and by what is here.
+
+    Raises:
+        DataError: if not.
+    """
+    if re.fullmatch(r"(\w[\w-]+/)*[\w-]+-v\d+", dataset_id) is None:
+        raise DataError(
+            f"{dataset_id!r} cannot be a data set's name: it must be like mine/hopper/walk-v0, with a version at its "
+            "end and at least two letters in each part"
+        )
+    parts = dataset_id.split("/")
+    outer = next((name for n in range(1, len(parts)) if is_here(name := "/".join(parts[:n]))), None)
+    if outer is not None:
+        raise DataError(f"{dataset_id!r} would lie inside the data set {outer!r}: give another name")
+    if os.path.exists(minari_folder(dataset_id)) and not is_here(dataset_id):
+        raise DataError(f"{minari_folder(dataset_id)} is there and is not a data set: give another name, or remove it")
+
+
+@contextmanager
+def dataset_lock(dataset_id: str) -> Iterator[None]:
+    """Whoever makes this data set is alone with it; others wait, and then find it made."""
+    folder = minari_folder() / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / (dataset_id.replace("/", "__") + ".lock"), is_singleton=True):
+        yield
 
 
 def _blocks(episodes: Iterable[RecordedEpisode]) -> Iterator[list[Any]]:
@@ -255,28 +303,48 @@ def _blocks(episodes: Iterable[RecordedEpisode]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def staged(dataset_id: str) -> Iterator[None]:
-    """What Minari writes under this name inside the block appears when the block ends; nothing does if it fails."""
+def staged(dataset_id: str, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to make a data set in, which then takes its place; nothing does if the block fails.
+
+    Raises:
+        DataError: if the name is taken and must not be replaced, or cannot be one.
+    """
+    check_name(dataset_id)
     root = minari_folder()
-    root.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))  # Minari does not look into hidden folders
+    with dataset_lock(dataset_id):
+        if is_here(dataset_id) and not replace:
+            raise DataError(
+                f"there is a data set {dataset_id!r} already, in {root / dataset_id}: give another name, or ask for it "
+                "to be replaced"
+            )
+        staging = root / (".partial-" + dataset_id.replace("/", "__"))  # Minari does not look into hidden folders
+        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        staging.mkdir(parents=True)
+        try:
+            yield staging
+            _take_place(staging, root, dataset_id)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _take_place(staging: Path, root: Path, dataset_id: str) -> None:
+    target, old = root / dataset_id, staging / "replaced"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for file in staging.rglob("namespace_metadata.json"):
+        if not (there := root / file.relative_to(staging)).exists():
+            file.rename(there)
+    if target.exists():
+        target.rename(old)
     try:
-        with _datasets_path(staging):
-            yield
-        target = root / dataset_id
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for file in staging.rglob("namespace_metadata.json"):
-            if not (there := root / file.relative_to(staging)).exists():
-                file.rename(there)
-        if target.exists():
-            target.rename(staging / "replaced")
         (staging / dataset_id).rename(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
 
 
 @contextmanager
-def _datasets_path(folder: Path) -> Iterator[None]:
+def datasets_path(folder: Path) -> Iterator[None]:
     """Minari learns where to write from the process's environment alone."""
     before = os.environ.get("MINARI_DATASETS_PATH")
     os.environ["MINARI_DATASETS_PATH"] = str(folder)

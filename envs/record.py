@@ -5,54 +5,37 @@ same data on the same machine.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 import primal_dt
-from envs.behaviour import BehaviourPolicy, load_policy, read_card
+from envs.behaviour import BehaviourPolicy, load_policy
+from envs.episodes import DataError
 from envs.minari_data import RecordedEpisode, write_minari
 from envs.mujoco import Env, make_environment
-from envs.tasks import DatasetName, Task
+from envs.recipes import Ingredient
+from envs.tasks import Task
 
-__all__ = ["Ingredient", "builtin_recipe", "record", "run_episode"]
+__all__ = ["record", "run_episode"]
 
-STANDARD_STEPS = 100_000
-"""Of each tier; medium-expert has as many of either."""
-
-
-@dataclass(frozen=True)
-class Ingredient:
-    """A policy, and how many steps of it."""
-
-    policy: str
-    """As :func:`envs.behaviour.load_policy` takes it."""
-    steps: int
-    """At least so many: the last episode is not cut off."""
-
-
-def builtin_recipe(name: DatasetName, steps: int = STANDARD_STEPS) -> list[Ingredient]:
-    """What a built-in data set is made of."""
-    if name.tier == "medium-expert":
-        return [Ingredient(f"{name.environment}/{tier}", steps) for tier in ("medium", "expert")]
-    if name.tier == "medium-replay":
-        snapshots = [snapshot["policy"] for snapshot in read_card(name.environment)["replay"]]
-        return [Ingredient(policy, steps // len(snapshots)) for policy in snapshots]
-    return [Ingredient(f"{name.environment}/{name.tier}", steps)]
+POLICY_STREAM = 1
+"""The environment draws from the seed itself: from one stream, first actions would be a function of first states."""
 
 
 def run_episode(env: Env, policy: BehaviourPolicy, *, seed: int) -> RecordedEpisode:
     """One episode, until the environment or its time limit ends it."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng([seed, POLICY_STREAM])
     observation, _ = env.reset(seed=seed)
     observations, actions, rewards = [observation], [], []
     terminated = truncated = False
     while not (terminated or truncated):
-        action = np.asarray(policy(observation, random), np.float32)
+        # Copies both ways: a policy may work in place, and may return the same array every time.
+        action = np.array(policy(observation.copy(), random), np.float32)
         if not env.action_space.contains(action):
-            raise ValueError(f"the policy's action {action} is not in the environment's {env.action_space}")
+            raise DataError(f"the policy's action {action} is not in the environment's {env.action_space}")
         observation, reward, terminated, truncated, _ = env.step(action)
         observations.append(observation)
         actions.append(action)
@@ -73,7 +56,7 @@ def record(
     *,
     task: Task,
     seed: int = 0,
-    algorithm: str = "PPO",
+    algorithm: str | None = None,
     replace: bool = False,
 ) -> Path:
     """Record a new Minari data set, with a progress bar, and return its folder.
@@ -83,14 +66,14 @@ def record(
         recipe: what to record, in order.
         task: where.
         seed: of the first episode.
-        algorithm: what made the policies.
+        algorithm: what made the policies; PPO made those of the package.
         replace: whether it may take the place of a data set of that name.
     """
     return write_minari(
         dataset_id,
         _episodes(recipe, task=task, seed=seed, label=dataset_id),
         task=task,
-        algorithm=algorithm,
+        algorithm=algorithm or _algorithm(recipe),
         description=f"{task.env_id}: " + ", ".join(f"{part.steps:,} steps of {part.policy}" for part in recipe),
         facts={
             "recipe": [asdict(part) for part in recipe],
@@ -99,6 +82,11 @@ def record(
         },
         replace=replace,
     )
+
+
+def _algorithm(recipe: Sequence[Ingredient]) -> str:
+    names = {part.policy.rpartition("/")[2] for part in recipe}
+    return "uniform actions" if names == {"random"} else "unknown" if any(":" in name for name in names) else "PPO"
 
 
 def _episodes(recipe: Sequence[Ingredient], *, task: Task, seed: int, label: str) -> Iterator[RecordedEpisode]:

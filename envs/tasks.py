@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.episodes import ActionBox
+from envs.episodes import ActionBox, DataError
 from primal_dt.report import normalized
 
 __all__ = [
@@ -193,18 +193,24 @@ def parse_name(name: str) -> DatasetName | None:
     return KNOWN_NAMES.get(name)
 
 
-def task_of(env_id: str, tier: str | None = None) -> Task:
+def task_of(env_id: str, tier: str | None = None, *, where: str | None = None) -> Task:
     """The task of an environment id such as ``Hopper-v5``.
 
+    Args:
+        env_id: with its version, from v2 to v5.
+        tier: of the data.
+        where: who says so, for the error.
+
     Raises:
-        ValueError: if the table has no such environment.
+        DataError: if the table has no such environment.
     """
-    match = re.fullmatch(r"(?P<name>[A-Za-z0-9]+)-v(?P<version>\d+)", env_id)
+    match = re.fullmatch(r"(?P<name>[A-Za-z0-9]+)-v[2-5]", env_id)
     for environment in ENVIRONMENTS.values():
         if match is not None and match["name"] == environment.gymnasium_name:
             return Task(environment, env_id, tier)
     known = ", ".join(f"{environment.gymnasium_name}-v5" for environment in ENVIRONMENTS.values())
-    raise ValueError(f"there is no task for the environment {env_id!r}: it must be one such as {known}")
+    prefix = "" if where is None else f"{where}: "
+    raise DataError(f"{prefix}there is no task for the environment {env_id!r}: it must be one such as {known}")
 
 
 def require_one_unit(units: Iterable[Unit]) -> Unit:

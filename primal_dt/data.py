@@ -161,8 +161,7 @@ class WindowSampler:
     ) -> None:
         if context < 1:
             raise ValueError(f"context ({context}) must be at least 1")
-        if seed < 0:
-            raise ValueError(f"seed ({seed}) must not be negative")
+        _check_key("seed", seed)
         if weighting not in get_args(Weighting):
             raise ValueError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {weighting!r}")
         if not 0 <= process < num_processes <= batch_size:
@@ -181,7 +180,9 @@ class WindowSampler:
 
     def batch(self, step: int) -> Batch:
         """This process's rows of batch number ``step``."""
-        starts = self._draw_starts(np.random.Generator(np.random.Philox(key=[self.seed, step])))
+        _check_key("step", step)
+        key = np.array([self.seed, step], np.uint64)
+        starts = self._draw_starts(np.random.Generator(np.random.Philox(key=key)))
         return self._windows(starts[self._rows])
 
     def _cumulative_weights(self, weighting: Weighting) -> NDArray[np.float64]:
@@ -219,6 +220,11 @@ class WindowSampler:
             timesteps=torch.from_numpy(timesteps),
             valid=torch.from_numpy(valid),
         )
+
+
+def _check_key(name: str, value: int) -> None:
+    if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} ({value}) must be a whole number, not negative and below 2^63")
 
 
 def prefetch(

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     If the block fails, what had that name before still has it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         with partial.open("wb") as file:
             yield file

@@ -24,7 +24,7 @@ from primal_dt.normalizer import STD_FLOOR, Normalizer
 
 __all__ = ["Store", "StoreError", "open_store", "write_store"]
 
-FORMAT = 1
+FORMAT = 2
 PARTIAL_PREFIX = ".partial-"
 """Of folders that are being written, or were when the process was killed."""
 ARRAYS: dict[str, DTypeLike] = {
@@ -33,6 +33,7 @@ ARRAYS: dict[str, DTypeLike] = {
     "rewards": "<f4",
     "returns_to_go": "<f4",
     "offsets": "<i8",
+    "is_complete": "|b1",
 }
 
 
@@ -45,6 +46,8 @@ class Store:
     """Trajectories, and what is known of them without reading them."""
 
     trajectories: Trajectories
+    is_complete: NDArray[np.bool_]
+    """(E,), False for episodes that the recording cut off."""
     state_mean: NDArray[np.float64]
     """(S,)."""
     state_std: NDArray[np.float64]
@@ -87,8 +90,10 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
         folder = parent / _write_files(partial, episodes)
         try:
             partial.rename(folder)
-        except OSError:  # it is there already
-            try:
+        except OSError:
+            if not folder.exists():
+                raise
+            try:  # it is there already
                 return open_store(folder)
             except StoreError:
                 shutil.rmtree(folder)
@@ -124,6 +129,7 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
                 "rewards": episode.rewards,
                 "returns_to_go": returns_to_go(episode.rewards),
                 "offsets": np.array([end]),
+                "is_complete": np.array([episode.is_complete]),
             }
             for name, array in rows.items():
                 data = np.ascontiguousarray(array, ARRAYS[name]).tobytes()
@@ -169,18 +175,23 @@ def open_store(folder: Path) -> Store:
             "rewards": (n,),
             "returns_to_go": (n,),
             "offsets": (e + 1,),
+            "is_complete": (e,),
         }
         arrays = {name: _map(folder, name, shape) for name, shape in shapes.items()}
+        is_complete = np.array(arrays.pop("is_complete"))
         return Store(
             Trajectories(**arrays | {"offsets": np.array(arrays["offsets"])}),
+            is_complete=is_complete,
             state_mean=np.array(description["state_mean"]),
             state_std=np.array(description["state_std"]),
             fingerprint=description["fingerprint"],
         )
     except FileNotFoundError as error:
         raise StoreError(f"{folder} is not a store of trajectories: {error.filename} is missing") from error
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise StoreError(f"{folder} is damaged: store.json cannot be read ({error}); delete the folder") from error
+    except StoreError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{folder} is damaged ({error}); delete the folder") from error
 
 
 def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -193,4 +204,4 @@ def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _suffix(name: str) -> str:
-    return ".i64" if name == "offsets" else ".f32"
+    return {"offsets": ".i64", "is_complete": ".bool"}.get(name, ".f32")

@@ -1,8 +1,10 @@
 """Windows of trajectories: what is in a batch, and that it is a function of seed and step alone."""
 
 import itertools
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,7 +164,9 @@ def test_weighting_by_return_prefers_good_episodes() -> None:
     ("options", "message"),
     [
         ({"context": 0}, r"context \(0\) must be at least 1"),
-        ({"seed": -1}, r"seed \(-1\) must not be negative"),
+        ({"seed": -1}, r"seed \(-1\) must be a whole number, not negative"),
+        ({"seed": 2**63}, r"must be a whole number, not negative and below 2\^63"),
+        ({"seed": 1.5}, r"seed \(1\.5\) must be a whole number"),
         ({"weighting": "reward"}, "weighting must be one of transitions, length, return, not 'reward'"),
         ({"process": 2, "num_processes": 2}, r"process \(2\) must be at least 0 and below num_processes \(2\)"),
         ({"batch_size": 1, "num_processes": 2}, r"num_processes \(2\), which must be at most batch_size \(1\)"),
@@ -234,3 +238,36 @@ def test_an_error_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(source, "batch", fail)
     with pytest.raises(OSError, match="the disk is gone at step 5"):
         list(prefetch(source, [5], "cpu"))
+
+
+def test_seed_and_step_are_two_numbers() -> None:
+    """Not their sum: neighbouring seeds do not see one another's batches a step later."""
+    data = make([50, 40])
+    large = 2**62
+    assert not equal(sampler(data, seed=1).batch(7), sampler(data, seed=0).batch(8))
+    assert not equal(sampler(data, seed=large).batch(0), sampler(data, seed=large + 1).batch(0))
+    with pytest.raises(ValueError, match=r"step \(-1\) must be a whole number"):
+        sampler(data).batch(-1)
+
+
+def test_returns_to_go_keep_their_digits_over_a_long_episode() -> None:
+    values = np.random.default_rng(0).uniform(3.2, 3.4, 1000).astype(np.float32)
+    exact = [math.fsum(values[t:].tolist()) for t in range(1000)]
+    np.testing.assert_allclose(returns_to_go(values), exact, rtol=1e-7)
+
+
+def test_prefetching_that_is_given_up_makes_no_more_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sampler(make([8, 2]))
+    made: list[int] = []
+    batch = source.batch
+
+    def slow(step: int) -> Batch:
+        made.append(step)
+        time.sleep(0.01)
+        return batch(step)
+
+    monkeypatch.setattr(source, "batch", slow)
+    batches = prefetch(source, range(100), "cpu", ahead=50)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert len(made) < 50

@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ def episodes(lengths: list[int], seed: int = 0, width: int = 3) -> list[Trajecto
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     source = episodes([5, 1, 30])
+    source[2] = replace(source[2], is_complete=False)
     store = write_store(tmp_path, source)
     data = store.trajectories
     np.testing.assert_array_equal(data.observations, np.concatenate([e.observations for e in source]))
@@ -35,6 +37,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     for number, episode in enumerate(source):
         left = data.returns_to_go[data.offsets[number] : data.offsets[number + 1]]
         np.testing.assert_allclose(left, [episode.rewards[t:].sum() for t in range(len(left))], atol=1e-5)
+    assert store.is_complete.tolist() == [True, True, False]
     assert isinstance(data.observations, np.memmap)
     assert not data.observations.flags.writeable
     assert [path.name for path in tmp_path.iterdir()] == [store.fingerprint]
@@ -68,6 +71,12 @@ def test_the_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:
     assert fingerprint(episodes([5, 6]), "there") == first
     assert fingerprint(episodes([5, 6], seed=1)) != first
     assert fingerprint(episodes([5, 6])[::-1]) != first
+    for name in ("observations", "actions", "rewards"):
+        changed = episodes([5, 6])
+        array = getattr(changed[1], name).copy()
+        array.flat[-1] += 1
+        changed[1] = replace(changed[1], **{name: array})
+        assert fingerprint(changed) != first, name
     whole = episodes([11])[0]
     cut = [
         Trajectory(whole.observations[part], whole.actions[part], whole.rewards[part])
@@ -89,7 +98,18 @@ def test_writing_holds_one_episode_at_a_time(tmp_path: Path) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 8 * 400_000  # an episode is 0.4 MB, all are 24 MB
+    assert peak < 16 * 400_000  # an episode is 0.4 MB, all are 24 MB
+
+
+def test_a_store_takes_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, target: Path) -> Path:
+        assert (self / "store.json").exists()
+        raise PermissionError("not today")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(PermissionError):
+        write_store(tmp_path, episodes([5]))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
@@ -142,8 +162,14 @@ def test_a_damaged_store_is_told_apart(tmp_path: Path) -> None:
     actions.write_bytes(whole)
     description = json.loads((folder / "store.json").read_text())
     (folder / "store.json").write_text(json.dumps(description | {"format": 99}))
-    with pytest.raises(StoreError, match="has format 99, and this version reads 1"):
+    with pytest.raises(StoreError, match="has format 99, and this version reads 2"):
         open_store(folder)
+    (folder / "store.json").write_text(json.dumps(description))
+    offsets = (folder / "offsets.i64").read_bytes()
+    (folder / "offsets.i64").write_bytes(bytes(len(offsets)))
+    with pytest.raises(StoreError, match="is damaged"):
+        open_store(folder)
+    (folder / "offsets.i64").write_bytes(offsets)
     (folder / "store.json").write_text("{")
-    with pytest.raises(StoreError, match=r"store\.json cannot be read"):
+    with pytest.raises(StoreError, match="is damaged"):
         open_store(folder)

@@ -126,15 +126,15 @@ def test_the_card_has_what_it_takes(environment: str) -> None:
     assert card["command"] in (POLICIES / "README.md").read_text()
 
 
+@pytest.mark.parametrize("mode", ["sampled", "deterministic"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_a_policy_does_what_its_card_says(file: Path) -> None:
-    """Three episodes of those that the card was measured over, against its mean and spread."""
+def test_a_policy_does_what_its_card_says(file: Path, mode: str) -> None:
+    """Three episodes of those that the card was measured over, against its mean and spread. Most vary little."""
     environment, name = file.parent.name, file.stem
-    entry = json.loads((file.parent / "card.json").read_text())["policies"][name]
+    expected = json.loads((file.parent / "card.json").read_text())["policies"][name][mode]
     task = task_of(f"{ENVIRONMENTS[environment].gymnasium_name}-v5")
-    env, policy = make_environment(task), load_policy(f"{environment}/{name}", task)
+    env, policy = make_environment(task), GaussianPolicy.load(file, deterministic=mode == "deterministic")
     returns = [run_episode(env, policy, seed=seed).rewards.sum() for seed in range(10_000, 10_003)]
-    expected = entry["sampled"]
     assert np.mean(returns) == pytest.approx(expected["return_mean"], abs=4 * expected["return_std"] / 3**0.5 + 1)
 
 
@@ -153,6 +153,11 @@ def test_a_policy_of_ones_own_is_found_by_module_and_name(tmp_path: Path, monkey
         load_policy("my_policies:number", task)
     with pytest.raises(ValueError, match="given as module:name"):
         load_policy(":still", task)
+    with pytest.raises(ValueError, match="cannot be imported"):
+        load_policy(".relative:policy", task)
+    (tmp_path / "broken_policies.py").write_text("import numpy\nnumpy.no_such_thing\n")
+    with pytest.raises(AttributeError, match="no_such_thing"):  # its own mistake, told as such
+        load_policy("broken_policies:policy", task)
 
 
 def test_a_policy_of_another_environment_or_name_is_refused() -> None:
@@ -160,3 +165,5 @@ def test_a_policy_of_another_environment_or_name_is_refused() -> None:
         load_policy("walker2d/expert", task_of("Hopper-v5"))
     with pytest.raises(ValueError, match=r"there is no policy 'hopper/best': .* hopper/expert, hopper/medium"):
         load_policy("hopper/best", task_of("Hopper-v5"))
+    with pytest.raises(ValueError, match="there is no policy"):
+        load_policy("../policies/hopper/medium", task_of("Hopper-v5"))

@@ -118,8 +118,10 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     [
         ({"timeouts": None}, "lacks timeouts: .* this one has actions, observations, rewards, terminals"),
         ({"rewards": np.zeros(7, np.float32)}, "one row per transition, but there are .*rewards 7"),
-        ({"rewards": np.zeros((8, 1), np.float32)}, r"rewards must be an array of numbers with 1 dimension"),
-        ({"actions": np.array([b"x"] * 8)}, "actions must be an array of numbers with 2 dimension"),
+        ({"rewards": np.zeros((8, 1), np.float32)}, r"rewards must be an array of real numbers with 1 dimension"),
+        ({"terminals": np.full(8, 0.5)}, "terminals must be 0 or 1 everywhere"),
+        ({"observations": np.zeros((8, 3), complex)}, "observations must be an array of real numbers"),
+        ({"actions": np.array([b"x"] * 8)}, "actions must be an array of real numbers with 2 dimension"),
     ],
 )
 def test_a_file_of_another_structure_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -150,3 +152,37 @@ def test_an_action_out_of_bounds_is_found_and_not_clipped(tmp_path: Path) -> Non
     path = write(tmp_path / "data.hdf5", source)
     with pytest.raises(DataError, match=r"episode 1, step 0: actions must be within \[-1, 1\], not 1\.25 \(1 such"):
         read(path)
+
+
+def test_rewards_whose_sum_overflows_are_refused(tmp_path: Path) -> None:
+    source = contents()
+    source["rewards"][:] = 3e38
+    path = write(tmp_path / "data.hdf5", source)
+    with pytest.raises(DataError, match="episode 0, step 0: sums of rewards must be finite"):
+        read(path)
+
+
+def test_a_damaged_part_of_a_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "data.hdf5"
+    random = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for key, array in contents((400, 100, 300)).items():
+            file.create_dataset(key, data=array, chunks=True, compression="gzip")
+        chunk = file["observations"].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = random.bytes(chunk.size)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"data\.hdf5 is damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("value", [5, np.array([b"a", b"b"]), h5py.Empty("S1"), np.void(b"x")])
+def test_an_environment_that_is_no_text_is_told(tmp_path: Path, value: Any) -> None:
+    path = write(tmp_path / "data.hdf5", contents(), env_id=value)
+    with pytest.raises(DataError, match=r"data\.hdf5: the attribute env_id must be a text such as Hopper-v5"):
+        open_d4rl(path)
+
+
+def test_an_environment_in_bytes_is_a_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.hdf5", contents(), env_id=np.bytes_("Hopper-v5"))
+    assert open_d4rl(path).env_id == "Hopper-v5"

@@ -1,17 +1,22 @@
 """From a name to trajectories: every source, every way in which it can fail, and the cache between."""
 
+import multiprocessing
+import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import minari
 import numpy as np
+import platformdirs
 import pytest
 
 from envs import cache, sources
 from envs.datasets import load_dataset
 from envs.episodes import DataError
 from envs.minari_data import minari_folder
-from envs.record import Ingredient
+from envs.recipes import Ingredient
 from envs.tasks import DatasetName
 from primal_dt.data import Trajectories
 from tests.envs.files import d4rl_arrays, recorded_episodes, write_d4rl, write_small_minari
@@ -77,7 +82,9 @@ def test_a_cut_off_episode_is_kept_and_counted_also_when_it_comes_from_the_cache
         assert dataset.trajectories.lengths.tolist() == [4, 1, 3]
 
 
-@pytest.mark.parametrize("name", ["/nowhere/data", "./data.hdf5", "missing.h5", "~/no such folder"])
+@pytest.mark.parametrize(
+    "name", ["/nowhere/data", "./data.hdf5", "missing.h5", "~/no such folder", "~nobody-at-all/x.hdf5"]
+)
 def test_a_path_that_is_not_there_is_told(name: str) -> None:
     with pytest.raises(DataError, match="there is no file or folder"):
         load_dataset(name)
@@ -135,6 +142,40 @@ def test_names_that_do_not_go_together_are_refused_before_anything_is_made() -> 
     assert not minari_folder().exists()
 
 
+def test_the_order_of_parts_is_kept(tmp_path: Path) -> None:
+    one, two = (
+        str(write_d4rl(tmp_path / f"{seed}.hdf5", d4rl_arrays(seed=seed), env_id="Hopper-v5")) for seed in (0, 1)
+    )
+    first = load_dataset(f"{one}+{two}").trajectories.rewards
+    second = load_dataset(f"{two}+{one}").trajectories.rewards
+    np.testing.assert_array_equal(first[:8], second[8:])
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("other", ["nonsense", "/nowhere.hdf5", ""])
+def test_a_part_that_cannot_be_is_told_before_the_others_are_made(other: str) -> None:
+    with pytest.raises(DataError, match=r"there is no (data set|file or folder)"):
+        load_dataset(f"primal/walker2d/medium-v0+{other}")
+    assert not minari_folder().exists()
+
+
+def test_a_known_name_is_not_hidden_by_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_small_minari("primal/hopper/medium-v0")
+    monkeypatch.chdir(tmp_path)
+    Path("primal/hopper/medium-v0").mkdir(parents=True)
+    assert len(load_dataset("primal/hopper/medium-v0").trajectories.lengths) == 3
+
+
+def test_what_is_unusual_is_noted(tmp_path: Path) -> None:
+    write_small_minari("primal/hopper/medium-v0")
+    (note,) = load_dataset("primal/hopper/medium-v0").parts[0].notes
+    assert "other steps, seed or policies than the standard ones" in note
+    path = str(write_d4rl(tmp_path / "data.hdf5", d4rl_arrays(), env_id="Hopper-v5"))
+    assert load_dataset(path).parts[0].notes == ()
+    (note,) = load_dataset(path, env_id="Hopper-v4", mix_versions=True).parts[0].notes
+    assert "was recorded in Hopper-v5, and is used for Hopper-v4" in note
+
+
 def test_a_path_with_a_plus_in_it_is_one_path(tmp_path: Path) -> None:
     path = write_d4rl(tmp_path / "a+b.hdf5", d4rl_arrays(), env_id="Hopper-v5")
     assert len(load_dataset(str(path)).parts) == 1
@@ -159,12 +200,12 @@ def test_a_minari_id_is_taken_from_here(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_minari_id_that_is_not_here_is_downloaded_by_minari(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_small_minari("elsewhere/hopper-v0")
+    elsewhere = write_small_minari("elsewhere/hopper-v0")
 
     def fetch(name: str) -> None:
         target = minari_folder(name)
         target.parent.mkdir(parents=True)
-        shutil.copytree(minari_folder().parent / "elsewhere" / "hopper-v0", target)
+        shutil.copytree(elsewhere, target)
 
     monkeypatch.setattr(minari, "download_dataset", fetch)
     monkeypatch.setattr("envs.sources.socket.getaddrinfo", lambda host, port: [])
@@ -192,7 +233,7 @@ def test_a_minari_id_that_cannot_be_had_ends_in_one_message(
         load_dataset(name)
     message = str(caught.value)
     assert str(minari_folder(name)) in message
-    assert "Minari's download, which failed: the network is down" in message
+    assert "which failed: the network is down" in message
     assert f"minari download {name}" in message
     assert meanwhile in message
     assert not minari_folder(name).exists()
@@ -209,7 +250,7 @@ def test_without_a_network_the_answer_comes_at_once(monkeypatch: pytest.MonkeyPa
         load_dataset("mujoco/hopper/medium-v0")
 
 
-@pytest.mark.parametrize("name", ["hopper medium", "hopper", "primal/hopper/medium", ""])
+@pytest.mark.parametrize("name", ["hopper medium", "hopper", "primal/hopper/medium", "", "a" * 300 + "-v0"])
 def test_what_cannot_be_a_name_is_told_what_could(name: str) -> None:
     with pytest.raises(DataError, match=r"there is no data set .*: it is neither a file or folder nor a name such as"):
         load_dataset(name)
@@ -218,12 +259,12 @@ def test_what_cannot_be_a_name_is_told_what_could(name: str) -> None:
 def test_a_built_in_name_is_recorded_when_first_used(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envs.record.builtin_recipe", lambda name: [Ingredient(f"{name.environment}/random", 100)])
+    monkeypatch.setattr("envs.sources.builtin_recipe", lambda name: [Ingredient(f"{name.environment}/random", 100)])
     dataset = load_dataset("primal/hopper/random-v0")
     assert 100 <= len(dataset.trajectories.rewards) < 250
     assert dataset.task == DatasetName("primal", "hopper", "random").task
     assert "recording primal/hopper/random-v0" in capfd.readouterr().err
-    monkeypatch.setattr("envs.record.builtin_recipe", lambda name: pytest.fail("recorded again"))
+    monkeypatch.setattr("envs.sources.builtin_recipe", lambda name: pytest.fail("recorded again"))
     assert load_dataset("primal/hopper/random-v0").store.fingerprint == dataset.store.fingerprint
 
 
@@ -256,6 +297,46 @@ def test_a_d4rl_name_is_downloaded_once_and_becomes_a_minari_data_set(
     assert (first.terminations[-1], first.truncations[-1]) == (False, True)
 
 
+def test_two_processes_that_want_the_same_data_make_it_once(
+    d4rl_file: dict[str, np.ndarray], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        lengths = list(pool.map(_steps_of, ["hopper-medium-v2"] * 2))
+    assert lengths == [80, 80]
+    assert server.paths == ["/hopper_medium-v2.hdf5"]
+
+
+def _steps_of(name: str) -> int:
+    return len(load_dataset(name).trajectories.rewards)
+
+
+def test_a_d4rl_file_of_another_environment_is_not_taken(
+    tmp_path: Path, d4rl_file: dict[str, np.ndarray], server: Server
+) -> None:
+    with pytest.raises(DataError, match=r"is not what was expected: .* but HalfCheetah-v4 has 17 and 6"):
+        load_dataset("halfcheetah-medium-v2")
+    assert not minari_folder("d4rl/halfcheetah").exists()
+    right = d4rl_arrays(environment="halfcheetah")
+    server.content = write_d4rl(tmp_path / "right.hdf5", right).read_bytes()
+    assert_holds(load_dataset("halfcheetah-medium-v2").trajectories, right)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda after: after[:-1], "next_observations must have the shape of observations"),
+        (lambda after: np.where(np.arange(len(after))[:, None] == 49, np.nan, after), "episode 1: next_observations"),
+    ],
+)
+def test_next_observations_are_checked(
+    tmp_path: Path, server: Server, d4rl_file: dict[str, np.ndarray], change: Any, message: str
+) -> None:
+    d4rl_file["next_observations"] = change(d4rl_file["next_observations"])
+    server.content = write_d4rl(tmp_path / "bad.hdf5", d4rl_file).read_bytes()
+    with pytest.raises(DataError, match=rf"{message}.* Delete .*hopper_medium-v2\.hdf5 to have it fetched again"):
+        load_dataset("hopper-medium-v2")
+
+
 def test_a_d4rl_file_put_there_by_hand_is_taken(d4rl_file: dict[str, np.ndarray], server: Server) -> None:
     path = cache.downloads_folder() / "hopper_expert-v2.hdf5"
     path.parent.mkdir(parents=True)
@@ -285,7 +366,7 @@ def test_a_d4rl_file_of_another_structure_is_not_kept(d4rl_file: dict[str, np.nd
     server.content = b"<html>moved</html>"
     with pytest.raises(DataError, match=r"is not what was expected: .* is not an HDF5 file"):
         load_dataset("hopper-medium-v2")
-    assert list(cache.downloads_folder().iterdir()) == []
+    assert [path.name for path in cache.downloads_folder().iterdir() if not path.name.startswith(".")] == []
     assert not minari_folder("d4rl").exists()
 
 
@@ -314,9 +395,23 @@ def test_a_file_is_converted_once_and_anew_when_it_changes(tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr("envs.datasets.write_store", lambda *_: pytest.fail("joined again"))
         assert load_dataset(joined).trajectories.lengths.tolist() == [4, 1, 3, 4, 1, 3]
-    changed = d4rl_arrays(seed=1)
+    before = path.stat()
+    changed = d4rl_arrays((4, 1, 30), seed=1)
     write_d4rl(path, changed, env_id="Hopper-v5")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time alone does not tell
     assert_holds(load_dataset(str(path)).trajectories, changed)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("envs.datasets.write_store", lambda *_: pytest.fail("converted again"))
+    assert_holds(load_dataset("./data.hdf5").trajectories, changed)
+
+
+def test_a_data_set_is_read_anew_when_its_description_changes() -> None:
+    folder = write_small_minari("test/hopper/small-v0")
+    load_dataset("test/hopper/small-v0")
+    path = folder / "data" / "metadata.json"
+    path.write_text(path.read_text().replace('"total_episodes": 3', '"total_episodes": 2 '))
+    with pytest.raises(DataError, match="has 3 episodes"):
+        load_dataset("test/hopper/small-v0")
 
 
 def test_a_cache_that_was_cleared_or_damaged_is_made_again(tmp_path: Path) -> None:
@@ -325,19 +420,26 @@ def test_a_cache_that_was_cleared_or_damaged_is_made_again(tmp_path: Path) -> No
     fingerprint = load_dataset(path).store.fingerprint
     (cache.stores_folder() / fingerprint / "rewards.f32").write_bytes(b"")
     assert_holds(load_dataset(path).trajectories, arrays)
-    for note in (cache.cache_folder() / "notes").iterdir():
-        note.write_text("{")
-    assert_holds(load_dataset(path).trajectories, arrays)
+    for damage in (b"{", b"[]", b'{"fingerprint": null}', b"\xff\xfe"):
+        for note in (cache.cache_folder() / "notes").iterdir():
+            note.write_bytes(damage)
+        assert_holds(load_dataset(path).trajectories, arrays)
     unrelated = cache.cache_folder() / "mine.txt"
     unrelated.write_text("not of the cache")
+    kept = cache.downloads_folder() / "by-hand.hdf5"
+    kept.parent.mkdir()
+    kept.write_text("precious")
     cache.clear_cache()
+    assert sorted(cache.cache_folder().iterdir()) == [kept.parent, unrelated]
+    cache.clear_cache(downloads=True)
     assert list(cache.cache_folder().iterdir()) == [unrelated]
     assert_holds(load_dataset(path).trajectories, arrays)
 
 
 def test_the_cache_is_where_the_variable_says_or_the_user_keeps_such_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIMAL_DT_CACHE", "/somewhere/else")
-    assert cache.cache_folder() == Path("/somewhere/else")
+    assert cache.cache_folder() == Path("/somewhere/else/primal-dt")
+    monkeypatch.setenv("PRIMAL_DT_CACHE", "~/caches")
+    assert cache.cache_folder() == Path.home() / "caches" / "primal-dt"
     monkeypatch.delenv("PRIMAL_DT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/caches")
-    assert cache.cache_folder().name == "primal-dt"
+    assert cache.cache_folder() == Path(platformdirs.user_cache_dir(), "primal-dt")

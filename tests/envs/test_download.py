@@ -1,6 +1,7 @@
 """Downloads, from a server on this machine that serves, stalls, breaks off and refuses."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ class Server:
     behaviour: list[str] = field(default_factory=lambda: ["serve"])
     ranges: list[str | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    etag: str | None = '"one"'
     released: threading.Event = field(default_factory=threading.Event)
 
 
@@ -38,6 +40,8 @@ def server() -> Iterator[Server]:
             if what.isdigit():
                 self.send_error(int(what))
                 return
+            if wanted and self.headers.get("If-Range") != state.etag:
+                wanted = None  # the file has changed: all of it
             begin = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and what != "whole" else 0
             if begin >= len(state.content):
                 self.send_response(416)
@@ -46,6 +50,8 @@ def server() -> Iterator[Server]:
                 return
             self.send_response(206 if begin else 200)
             self.send_header("Content-Length", str(len(state.content) - begin))
+            if state.etag is not None:
+                self.send_header("ETag", state.etag)
             self.end_headers()
             end = begin + 300_000 if what in ("break", "stall") else len(state.content)
             self.wfile.write(state.content[begin:end])
@@ -67,6 +73,10 @@ def server() -> Iterator[Server]:
     thread.join()
 
 
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def get(server: Server, path: Path, **options: float) -> None:
     download(server.url, path, verify=lambda file: None, wait_seconds=0.01, stall_seconds=0.5, **options)  # type: ignore[arg-type]
 
@@ -74,7 +84,7 @@ def get(server: Server, path: Path, **options: float) -> None:
 def test_a_file_comes_whole(server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     get(server, tmp_path / "new" / "file.hdf5")
     assert (tmp_path / "new" / "file.hdf5").read_bytes() == CONTENT
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file.hdf5"]
+    assert visible(tmp_path / "new") == ["file.hdf5"]
     assert server.ranges == [None]
     shown = capfd.readouterr().err
     assert "file.hdf5" in shown
@@ -109,16 +119,48 @@ def test_a_server_that_cannot_resume_starts_over(server: Server, tmp_path: Path)
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
 
 
-def test_a_part_that_is_whole_already_is_taken(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.hdf5.part").write_bytes(CONTENT)
+def test_a_part_of_another_version_of_the_file_is_thrown_away(server: Server, tmp_path: Path) -> None:
+    server.behaviour = ["break", "503"]
+    with pytest.raises(DownloadError):
+        get(server, tmp_path / "file.hdf5", attempts=2)
+    server.behaviour = ["serve"]
+    server.content, server.etag = CONTENT[::-1], '"two"'
     get(server, tmp_path / "file.hdf5")
+    assert (tmp_path / "file.hdf5").read_bytes() == CONTENT[::-1]
+
+
+def test_without_a_mark_of_the_version_it_starts_over(server: Server, tmp_path: Path) -> None:
+    server.etag = None
+    server.behaviour = ["break", "serve"]
+    get(server, tmp_path / "file.hdf5")
+    assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
+    assert server.ranges == [None, None]
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_part_that_is_whole_is_taken_and_a_longer_one_is_not(server: Server, tmp_path: Path, extra: int) -> None:
+    (tmp_path / "file.hdf5.part").write_bytes(CONTENT + b"x" * extra)
+    (tmp_path / "file.hdf5.part.mark").write_text('"one"')
+    get(server, tmp_path / "file.hdf5")
+    assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
+    assert len(server.ranges) == 1 + extra
+
+
+def test_progress_is_no_failure(server: Server, tmp_path: Path) -> None:
+    server.behaviour = ["break"]  # 300,000 bytes at a time: four requests
+    get(server, tmp_path / "file.hdf5", attempts=2)
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
 
 
-def test_a_part_of_something_longer_is_thrown_away(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.hdf5.part").write_bytes(b"x" * (len(CONTENT) + 1))
-    get(server, tmp_path / "file.hdf5")
+def test_two_at_once_make_one_file(server: Server, tmp_path: Path) -> None:
+    server.behaviour = ["break"]
+    threads = [threading.Thread(target=get, args=(server, tmp_path / "file.hdf5")) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
+    assert len(server.ranges) == 4  # the second found it
 
 
 def test_a_refusal_is_told_at_once(server: Server, tmp_path: Path) -> None:
@@ -126,6 +168,13 @@ def test_a_refusal_is_told_at_once(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1.* answers 404 Not Found"):
         get(server, tmp_path / "file.hdf5")
     assert len(server.ranges) == 1
+
+
+def test_a_name_that_nobody_has_is_told_at_once(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(DownloadError, match=r"no-such-host\.invalid.* cannot be read"):
+        download("http://no-such-host.invalid/x", tmp_path / "x", verify=lambda file: None, wait_seconds=10)
+    assert time.monotonic() - start < 8
 
 
 def test_a_stalled_server_is_given_up(server: Server, tmp_path: Path) -> None:
@@ -147,4 +196,4 @@ def test_what_is_not_what_was_expected_is_not_kept(server: Server, tmp_path: Pat
 
     with pytest.raises(DownloadError, match="is not what was expected: this is no HDF5"):
         download(server.url, tmp_path / "file.hdf5", verify=refuse)
-    assert list(tmp_path.iterdir()) == []
+    assert visible(tmp_path) == []

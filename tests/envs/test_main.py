@@ -12,6 +12,8 @@ import pytest
 from envs.__main__ import main
 from tests.envs.files import d4rl_arrays, write_d4rl, write_small_minari
 
+ROOT = Path(__file__).parents[2]
+
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["envs", *arguments])
@@ -60,6 +62,40 @@ def test_info_saves_a_histogram(
     assert str(path) in capsys.readouterr().out
 
 
+def test_a_plot_of_an_unknown_kind_is_told_after_the_facts(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plot", "plot.xyz"):
+        assert "--plot must end in one of" in fails(monkeypatch, "info", file, "--plot", str(tmp_path / name))
+        assert "fingerprint" in capsys.readouterr().out
+    assert "File exists" in fails(monkeypatch, "info", file, "--plot", f"{file}/plot.png")
+
+
+def test_flags_reach_the_resolver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = d4rl_arrays()
+    arrays["terminals"][-1] = False
+    silent = str(write_d4rl(tmp_path / "silent.hdf5", arrays))
+    run(monkeypatch, "info", silent, "--env-id", "Hopper-v4")
+    assert "of which 1 cut off" in capsys.readouterr().out
+    loud = str(write_d4rl(tmp_path / "loud.hdf5", arrays, env_id="Hopper-v5"))
+    run(monkeypatch, "info", loud, "--env-id", "Hopper-v4", "--mix-versions")
+    assert "was recorded in Hopper-v5, and is used for Hopper-v4" in capsys.readouterr().out
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m envs list | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+def test_a_folder_that_cannot_be_written_is_told(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMAL_DT_CACHE", file)  # a file, not a folder
+    assert "Not a directory" in fails(monkeypatch, "info", file)
+
+
 def test_list_tells_what_is_here_and_what_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +120,7 @@ def test_a_policy_of_ones_own_is_recorded(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "envs", *command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
@@ -120,6 +156,12 @@ def test_a_built_in_data_set_is_recorded_and_not_twice_unless_asked(
         (["record", "mine/a-v0", "--policy", "random", "--env-id", "Ant-v5"], "no task for the environment 'Ant-v5'"),
         (["record", "mine/a-v0", "--policy", "best", "--env-id", "Hopper-v5"], "there is no policy 'best'"),
         (["record", "mine/a-v0", "--policy", "random", "--env-id", "Hopper-v5", "--steps", "0"], "must be at least 1"),
+        (["record", "mujoco/hopper/medium-v0", "--policy", "random", "--env-id", "Hopper-v5"], "somebody else's"),
+        (["record", "mine/walk", "--policy", "random", "--env-id", "Hopper-v5"], "cannot be a data set's name"),
+        (
+            ["record", "mine/a-v0", "--policy", "random", "--env-id", "Hopper-v5", "--seed", str(2**64)],
+            "from 0 to 2^31",
+        ),
         (["info", "nonsense"], "there is no data set 'nonsense'"),
         (["info", "./nothing.hdf5"], "there is no file or folder"),
     ],
@@ -137,7 +179,7 @@ def test_the_cache_is_shown_and_cleared(
     capsys.readouterr()
     run(monkeypatch, "cache")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1:4:2] for line in lines if "stores" in line] == [["stores", "6"]]
+    assert [line.split()[1:4:2] for line in lines if "stores" in line] == [["stores", "7"]]
     run(monkeypatch, "cache", "--clear")
     assert "cleared" in capsys.readouterr().out
     run(monkeypatch, "cache")

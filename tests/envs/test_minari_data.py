@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 from envs.episodes import ActionBox, DataError
-from envs.minari_data import STEPS_PER_WRITE, RecordedEpisode, minari_folder, open_minari, staged, write_minari
+from envs.minari_data import (
+    EPISODES_PER_OPEN,
+    STEPS_PER_WRITE,
+    RecordedEpisode,
+    datasets_path,
+    minari_folder,
+    open_minari,
+    staged,
+    write_minari,
+)
 from envs.tasks import task_of
 from primal_dt.data import Trajectory
 from tests.envs.files import recorded_episodes, write_small_minari
@@ -97,7 +106,7 @@ def test_many_steps_are_written_in_blocks() -> None:
 
 def test_an_interrupted_recording_leaves_nothing_and_the_old_one_stays() -> None:
     def broken() -> None:
-        with staged("test/hopper/small-v0"):
+        with staged("test/hopper/small-v0", replace=True) as staging, datasets_path(staging):
             write = minari_folder("test/hopper/small-v0/data")
             write.mkdir(parents=True)
             (write / "metadata.json").write_text("{}")
@@ -105,7 +114,7 @@ def test_an_interrupted_recording_leaves_nothing_and_the_old_one_stays() -> None
 
     with pytest.raises(KeyboardInterrupt):
         broken()
-    assert list(minari_folder().iterdir()) == []
+    assert [path.name for path in minari_folder().iterdir()] == [".locks"]
     write_small_minari("test/hopper/small-v0")
     before = (minari_folder("test/hopper/small-v0") / "data" / "main_data.hdf5").read_bytes()
     with pytest.raises(KeyboardInterrupt):
@@ -118,11 +127,61 @@ def test_a_name_that_is_taken_or_cannot_be_one_is_refused() -> None:
     write_small_minari("test/hopper/small-v0")
     with pytest.raises(DataError, match=r"there is a data set 'test/hopper/small-v0' already, in .*small-v0"):
         write_small_minari("test/hopper/small-v0")
-    with pytest.raises(DataError, match="'no version' cannot be a data set's name"):
-        write_small_minari("no version")
+    for name in ("no version", "mine/hopper/walk", "x/a-v0", "../up-v0", "a//b-v0"):
+        with pytest.raises(DataError, match="cannot be a data set's name"):
+            write_small_minari(name)
+    with pytest.raises(DataError, match=r"would lie inside the data set 'test/hopper/small-v0'"):
+        write_small_minari("test/hopper/small-v0/inner-v0")
+    write_small_minari("team-v1/one-v0")
+    with pytest.raises(DataError, match="is there and is not a data set"):
+        write_small_minari("team-v1")
+    assert minari_folder("team-v1/one-v0/data").exists()
     with pytest.raises(DataError, match="no episode to write"):
         write_small_minari("test/hopper/none-v0", lengths=())
     assert not minari_folder("test/hopper/none-v0").exists()
+
+
+def test_the_old_one_comes_back_if_the_new_one_cannot_take_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_small_minari("test/hopper/small-v0")
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if target == folder and self.parent.name == "hopper":
+            raise PermissionError("not today")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(PermissionError):
+        write_minari(
+            "test/hopper/small-v0",
+            recorded_episodes((2,)),
+            task=task_of("Hopper-v5"),
+            algorithm="none",
+            description="",
+            facts={},
+            replace=True,
+        )
+    assert len(read(folder)) == 3
+
+
+def test_what_a_killed_process_left_is_cleared_away() -> None:
+    stale = minari_folder() / ".partial-test__hopper__small-v0"
+    (stale / "junk").mkdir(parents=True)
+    write_small_minari("test/hopper/small-v0")
+    assert not stale.exists()
+
+
+def test_many_episodes_are_all_read() -> None:
+    lengths = tuple(range(1, 2 * EPISODES_PER_OPEN + 2))
+    folder = write_small_minari("test/hopper/many-v0", lengths=lengths)
+    assert [len(episode.rewards) for episode in read(folder)] == list(lengths)
+
+
+def test_namespaces_are_minaris() -> None:
+    from minari.namespace import list_local_namespaces
+
+    write_small_minari("test/hopper/small-v0")
+    assert "test/hopper" in list_local_namespaces()
 
 
 def edit(folder: Path, key: str, rows: np.ndarray | None, episode: int = 1) -> None:
@@ -143,8 +202,10 @@ def edit(folder: Path, key: str, rows: np.ndarray | None, episode: int = 1) -> N
         ("observations", np.full((2, 11), 1e300), "episode 1, step 0: observations must be finite, not inf"),
         ("actions", np.full((1, 3), -1.5), r"episode 1, step 0: actions must be within \[-1, 1\], not -1.5 \(3 such"),
         ("actions", None, "episode 1 lacks actions: it has observations, rewards"),
-        ("actions", np.array([[b"x"]]), "episode 1: actions must be an array of numbers with 2 dimension"),
-        ("terminations", np.array(True), "episode 1: terminations must be an array of numbers with 1 dimension"),
+        ("actions", np.array([[b"x"]]), "episode 1: actions must be an array of real numbers with 2 dimension"),
+        ("actions", np.zeros((1, 3), complex), "episode 1: actions must be an array of real numbers"),
+        ("terminations", np.array(True), "episode 1: terminations must be an array of real numbers with 1 dimension"),
+        ("terminations", np.array([0.5]), "episode 1: terminations must be 0 or 1 everywhere"),
     ],
 )
 def test_an_episode_that_breaks_a_rule_is_named(key: str, rows: np.ndarray | None, message: str) -> None:
@@ -156,10 +217,45 @@ def test_an_episode_that_breaks_a_rule_is_named(key: str, rows: np.ndarray | Non
 
 def test_a_missing_episode_is_found() -> None:
     folder = write_small_minari("test/hopper/small-v0")
-    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
-        del file["episode_2"]
+    path = folder / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        file.move("episode_2", "episode_7")
     with pytest.raises(DataError, match="episode 2 is missing"):
         read(folder)
+    with h5py.File(path, "a") as file:
+        del file["episode_7"]
+    with pytest.raises(DataError, match=r"has 2 episodes, but its metadata\.json says 3"):
+        open_minari(folder)
+
+
+def test_an_episode_that_goes_on_after_its_end_or_has_no_step_is_refused() -> None:
+    folder = write_small_minari("test/hopper/small-v0")
+    edit(folder, "terminations", np.array([0, 1, 0, 0]), episode=0)
+    with pytest.raises(DataError, match="episode 0: it goes on after its end at step 1"):
+        read(folder)
+    folder = write_small_minari("test/hopper/empty-v0")
+    for key, width in (("actions", (3,)), ("rewards", ()), ("terminations", ()), ("truncations", ())):
+        edit(folder, key, np.zeros((0, *width)))
+    edit(folder, "observations", np.zeros((1, 11)))
+    with pytest.raises(DataError, match="episode 1: an episode must have at least one step"):
+        read(folder)
+
+
+def test_what_lies_in_another_file_is_not_read(tmp_path: Path) -> None:
+    folder = write_small_minari("test/hopper/small-v0")
+    (tmp_path / "raw.bin").write_bytes(np.ones(1).tobytes())
+    path = folder / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        del file["episode_1/rewards"]
+        file["episode_1"].create_dataset("rewards", (1,), "f8", external=[(str(tmp_path / "raw.bin"), 0, 8)])
+    with pytest.raises(DataError, match="rewards must be an array in this very file"):
+        read(folder)
+    for link in (h5py.ExternalLink(str(path), "/episode_0/rewards"), h5py.SoftLink("/nowhere")):
+        with h5py.File(path, "a") as file:
+            del file["episode_1/rewards"]
+            file["episode_1/rewards"] = link
+        with pytest.raises(DataError, match="rewards must be an array in this very file"):
+            read(folder)
 
 
 @pytest.mark.parametrize(

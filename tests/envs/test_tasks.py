@@ -16,6 +16,18 @@ def test_scores_are_those_of_d4rl() -> None:
     assert ENVIRONMENTS["walker2d"].reference.score(2852).item() == pytest.approx(62.1, abs=0.05)
 
 
+def test_targets_and_references_are_the_published_ones() -> None:
+    table = {
+        name: (*environment.targets, environment.reference.random_return, environment.reference.expert_return)
+        for name, environment in ENVIRONMENTS.items()
+    }
+    assert table == {
+        "hopper": (3600, 1800, -20.272305, 3234.3),
+        "halfcheetah": (12000, 6000, -280.178953, 12135.0),
+        "walker2d": (5000, 2500, 1.629008, 4592.3),
+    }
+
+
 def test_a_score_is_linear_in_the_return() -> None:
     reference = Reference(-50.0, 150.0, "made up")
     np.testing.assert_allclose(reference.score([[-50, 50], [150, 250]]), [[0, 50], [100, 150]])
