@@ -1,9 +1,7 @@
 """Train a Decision Transformer, watch it in TensorBoard, and see what it reaches.
 
-python train.py                                          (the preset quick on built-in Hopper data)
-python train.py quick --dataset primal/walker2d/medium-v0 --seed 1
-python train.py paper --dataset hopper-medium-v2 --attention softmax
-python train.py --resume runs/RUN
+Without a preset, quick is taken: python train.py --dataset primal/walker2d/medium-v0 --seed 1. A run that was stopped
+goes on with: python train.py --resume runs/RUN.
 """
 
 import sys

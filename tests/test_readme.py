@@ -19,6 +19,8 @@ TEST_COMMAND = re.search(r"<!-- test command -->\n```sh\n(.*?)```", README, re.D
 # Flags that make a long command short. The command itself is run as the page has it.
 SMALL = {
     "python -m benchmarks.attention": "--lengths 32 --seconds 0.01",
+    "python train.py": "--steps 20 --log-every-steps 10 --save-every-steps 20 --eval-every-steps 20 --eval-episodes 1 "
+    "--spectrum-every-steps 0 --width 16 --context 4",
     "python -m benchmarks.data": "--steps 3000 --rounds 1 --record-seconds 0.01 --sampler-seconds 0.01",
 }
 
@@ -37,20 +39,23 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cache and a Minari folder, in which the data set of the examples has a twentieth of its steps."""
+    """A cache and a Minari folder, in which the data sets of the examples have a twentieth of their steps."""
     root = tmp_path_factory.mktemp("data")
     variables = {
         "PRIMAL_DT_CACHE": str(root / "cache"),
         "MINARI_DATASETS_PATH": str(root / "minari"),
         "PYTHONPATH": str(ROOT),
     }
-    run("python -m envs record primal/hopper/medium-v0 --steps 5000", root, variables)
+    for tier in ("medium", "medium-expert"):
+        run(f"python -m envs record primal/hopper/{tier}-v0 --steps 5000", root, variables)
     return variables
 
 
 def run(command: str, folder: Path, variables: dict[str, str]) -> None:
     words = shlex.split(command)
     assert words[0] == "python"
+    if words[1].endswith(".py"):
+        words[1] = str(ROOT / words[1])
     result = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=folder,
