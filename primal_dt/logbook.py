@@ -6,6 +6,7 @@ twice and none is missing.
 """
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,6 +62,7 @@ class Logbook:
         line = {"step": step, "time": time.time(), **scalars}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())  # a checkpoint that follows is on disk too, and must not be ahead of the record
         self._curve(line)
 
     def _curve(self, line: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -149,6 +150,27 @@ def test_other_stacks_train_too(data: str, attention: str, monkeypatch: pytest.M
     assert losses[-1] < losses[0]
 
 
+def test_torchrun_trains_as_one_process_does(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = [*SMALL, "--dropout", "0"]
+    run(monkeypatch, "--dataset", data, *plain, "--out", "alone")
+    script = Path(train.__file__)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(
+        [*launch, "--dataset", data, *plain, "--out", "shared"],
+        env=os.environ | {"PYTHONPATH": str(script.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    alone, shared = record(only_run(Path("alone"))), record(only_run(Path("shared")))  # one writes: one run
+    assert [line["step"] for line in alone] == [line["step"] for line in shared]
+    for one, two in zip(alone, shared, strict=True):
+        for name in ("train/loss", "train/action_mse", "train/penalty"):
+            assert two[name] == pytest.approx(one[name], abs=1e-5, rel=1e-3), (one["step"], name)
+    assert load_checkpoint(only_run(Path("shared"))).step == 60
+
+
 # Stopping and going on
 
 
@@ -218,7 +240,7 @@ def _train(arguments: list[str]) -> None:
 
 def test_killed_at_any_moment_a_run_is_never_lost(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill -9 at twenty random moments; after each, what is there can be read; in the end, nothing has changed."""
-    longer = [*SMALL, "--steps", "200", "--save-every-steps", "5"]
+    longer = [*SMALL, "--steps", "2500", "--save-every-steps", "5", "--eval-every-steps", "100"]
     run(monkeypatch, "--dataset", data, *longer, "--out", "whole")
     whole = only_run(Path("whole"))
     context = multiprocessing.get_context("forkserver")
@@ -229,9 +251,10 @@ def test_killed_at_any_moment_a_run_is_never_lost(data: str, monkeypatch: pytest
         process = context.Process(target=_train, args=(arguments,))
         process.start()
         if kills < 20:
-            started = time.monotonic()
-            moment = chance.uniform(0.0, 1.5)
-            while process.is_alive() and time.monotonic() - started < moment:
+            # At a random time, but before the run can get far, so that there is a run to kill twenty times.
+            started, points = time.monotonic(), num_points()
+            moment = chance.uniform(0.0, 1.0)
+            while process.is_alive() and time.monotonic() - started < moment and num_points() < points + 15:
                 time.sleep(0.005)
         else:
             process.join()
@@ -249,8 +272,12 @@ def test_killed_at_any_moment_a_run_is_never_lost(data: str, monkeypatch: pytest
                 assert_whole(folder)
             else:  # killed before it was a run
                 shutil.rmtree(folder)
-    assert kills >= 3
+    assert kills == 20
     assert_same(only_run(Path("cut")), whole)
+
+
+def num_points() -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in Path("cut").glob("*/metrics.jsonl"))
 
 
 def assert_whole(folder: Path) -> None:
