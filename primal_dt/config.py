@@ -158,8 +158,8 @@ PRESETS: dict[str, tuple[str, Config]] = {
         "For a laptop: a policy in at most ten minutes on two cores.",
         Config(
             model=ModelConfig(context=10, dropout=0.0),
-            optimizer=OptimizerConfig(steps=10_000, lr=1e-3, warmup_steps=500, schedule="cosine"),
-            evaluation=EvaluationConfig(eval_every_steps=2_500),
+            optimizer=OptimizerConfig(optimizer="muon", steps=6_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
+            evaluation=EvaluationConfig(eval_every_steps=2_000),
         ),
     ),
     "paper": (
