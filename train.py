@@ -1,7 +1,7 @@
 """Train a Decision Transformer, watch it in TensorBoard, and see what it reaches.
 
-Without a preset, quick is taken: python train.py --dataset primal/walker2d/medium-v0 --seed 1. A run that was stopped
-goes on with: python train.py --resume runs/RUN.
+Without a preset, quick is taken: python train.py --dataset primal/walker2d/medium-v0 --seed 1. All flags are explained
+by: python train.py quick --help. A run that was stopped goes on with: python train.py --resume runs/RUN.
 """
 
 import sys
@@ -16,19 +16,19 @@ import tyro
 from envs.datasets import Dataset, load_dataset
 from envs.episodes import DataError
 from envs.evaluation import evaluate
+from envs.mujoco import make_environment
+from envs.training import dataset_again, make_sampler, model_shape, task_facts
 from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from primal_dt.config import PRESETS, Config
-from primal_dt.data import WindowSampler
 from primal_dt.distributed import Processes, join_processes
-from primal_dt.model import DecisionTransformer, ModelShape
-from primal_dt.report import summary_table
-from primal_dt.rollout import Episode, Policy
+from primal_dt.model import DecisionTransformer
+from primal_dt.rollout import Episode, Policy, RolloutError
 from primal_dt.run import Run
-from primal_dt.runs import new_run_folder, read_config, write_config
+from primal_dt.runs import lock_run, new_run_folder, read_config, write_config
+from primal_dt.score import summary_table
 from primal_dt.stopping import StopRequest, catch_signals
 from primal_dt.trainer import BadLossError, Trainer
 
-DEFAULT_RANK = 32
 SPECTRUM_SEQUENCES = 8
 EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 
@@ -36,38 +36,42 @@ EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 def main() -> int:
     """Parse, build, run; and say what went wrong, if anything did."""
     try:
-        config = parse(sys.argv[1:])
+        config, before = parse(sys.argv[1:])
         with join_processes(config.run.device) as processes:
-            return train(config, processes)
-    except (DataError, CheckpointError, ValueError, OSError) as error:
+            return train(config, before, processes)
+    except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
 
-def parse(arguments: list[str]) -> Config:
-    """The configuration: a preset (``quick`` if none is named), changed by flags; or that of the run to continue."""
+def parse(arguments: list[str]) -> tuple[Config, dict[str, Any] | None]:
+    """The configuration: a preset (``quick`` if none is named), changed by flags; or that of the run to continue.
+
+    In the latter case also all else that the run wrote down at its beginning.
+    """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["quick", *arguments]
     config = tyro.extras.overridable_config_cli(
         PRESETS, args=arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,)
     )
     if config.run.resume is None:
-        return config
-    untouched = replace(config, run=replace(config.run, resume=None, device="auto"))
-    if untouched not in [preset for _, preset in PRESETS.values()]:
+        return config, None
+    given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    if given - {"--resume", "--device"}:
         raise ValueError("--resume takes everything from the run: only --device can be given besides")
-    before, content = read_config(Path(config.run.resume))
-    run = replace(before.run, resume=config.run.resume, device=config.run.device, threads=content["threads"])
-    return replace(before, run=run)
+    first, content = read_config(Path(config.run.resume))
+    device = first.run.device if config.run.device == "auto" else config.run.device
+    run = replace(first.run, resume=config.run.resume, device=device, threads=content["threads"])
+    return replace(first, run=run), content
 
 
-def train(config: Config, processes: Processes) -> int:
+def train(config: Config, before: dict[str, Any] | None, processes: Processes) -> int:
     """Data -> model -> trainer -> run."""
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    dataset = load(config, processes)
+    dataset = load(config, before, processes)
     torch.manual_seed(config.run.seed)
     model = DecisionTransformer(model_shape(config, dataset)).to(processes.device)
     trainer = Trainer(
@@ -78,11 +82,14 @@ def train(config: Config, processes: Processes) -> int:
         seed=config.run.seed,
         log_every_steps=config.run.log_every_steps,
     )
-    checkpoint = None if config.run.resume is None else restore(Path(config.run.resume), dataset, trainer)
     with catch_signals(trainer.stop) as request:
         if processes.is_first:
-            return lead(config, dataset, trainer, checkpoint, request)
+            folder = new_folder(config, dataset, trainer) if before is None else Path(str(config.run.resume))
+            with lock_run(folder):
+                return lead(folder, config, dataset, trainer, request)
         try:
+            if before is not None:
+                restore(Path(str(config.run.resume)), trainer)
             for _ in trainer:
                 pass
         except BadLossError:
@@ -90,12 +97,9 @@ def train(config: Config, processes: Processes) -> int:
     return 0
 
 
-def lead(
-    config: Config, dataset: Dataset, trainer: Trainer, checkpoint: Checkpoint | None, request: StopRequest
-) -> int:
+def lead(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, request: StopRequest) -> int:
     """The part of the first process: evaluate, write, show."""
     task = task_facts(config, dataset)
-    folder = Path(config.run.resume) if config.run.resume is not None else new_folder(config, dataset, trainer, task)
 
     def run_episodes(policy: Policy, on_step: Callable[[int], None]) -> list[Episode]:
         return evaluate(
@@ -116,7 +120,7 @@ def lead(
         task=task,
         evaluate=run_episodes,
         spectrum_batch=make_sampler(config, dataset, batch_size=SPECTRUM_SEQUENCES).batch(0).to(trainer.device),
-        checkpoint=checkpoint,
+        checkpoint=None if config.run.resume is None else restore(folder, trainer, aloud=True),
         request=request,
     )
     try:
@@ -128,79 +132,40 @@ def lead(
         print(f"stopped after step {run.saved_step:,}; to go on: python train.py --resume {folder}")
         return 128 + request.signal
     if run.summaries:
-        print(f"\n{dataset.name}, {config.model.attention}, seed {config.run.seed}, step {trainer.step:,}")
+        print(f"\n{config.dataset}, {config.model.attention}, seed {config.run.seed}, step {trainer.step:,}")
         print(f"normalized return: {dataset.task.unit}\n\n{summary_table(run.summaries)}")
     print(f"\ncheckpoint: {run.last_good_checkpoint()}")
     return 0
 
 
-def load(config: Config, processes: Processes) -> Dataset:
-    """The data, fetched or recorded by the first process for all of them."""
-    if not processes.is_first:
-        processes.wait()
-    dataset = load_dataset(config.dataset, env_id=config.env_id, mix_versions=config.mix_versions)
+def load(config: Config, before: dict[str, Any] | None, processes: Processes) -> Dataset:
+    """The data, fetched or recorded by the first process for all of them, and an environment to evaluate in."""
+    name = config.dataset if before is None else dataset_again(before["parts"])
     if processes.is_first:
-        processes.wait()
-    return dataset
+        try:
+            dataset = load_dataset(name, env_id=config.env_id, mix_versions=config.mix_versions)
+            if before is not None and before["task"]["fingerprint"] != dataset.store.fingerprint:
+                raise DataError(f"the data set {name!r} is not what it was when {config.run.resume} was trained on it")
+            if config.evaluation.eval_every_steps:
+                make_environment(dataset.task).close()  # if that fails, better now than at the first evaluation
+        except BaseException:
+            processes.agree(False)
+            raise
+        processes.agree(True)
+        return dataset
+    if not processes.agree(True):
+        raise SystemExit(EXIT_MISTAKE)  # the first process says why
+    return load_dataset(name, env_id=config.env_id, mix_versions=config.mix_versions)
 
 
-def make_sampler(
-    config: Config, dataset: Dataset, *, batch_size: int | None = None, process: int = 0, num_processes: int = 1
-) -> WindowSampler:
-    """Batches of windows, in the model's units."""
-    return WindowSampler(
-        dataset.trajectories,
-        dataset.normalizer,
-        context=config.model.context,
-        batch_size=batch_size or config.optimizer.batch_size,
-        seed=config.run.seed,
-        weighting=config.optimizer.sampling,
-        process=process,
-        num_processes=num_processes,
-    )
-
-
-def model_shape(config: Config, dataset: Dataset) -> ModelShape:
-    """The model that a configuration and a task ask for."""
-    environment, model = dataset.task.environment, config.model
-    longest = int(dataset.trajectories.lengths.max())
-    return ModelShape(
-        state_width=environment.state_width,
-        action_low=(environment.action_box.low,) * environment.action_width,
-        action_high=(environment.action_box.high,) * environment.action_width,
-        attention=model.attention,
-        width=model.width,
-        num_heads=model.num_heads,
-        num_layers=model.num_layers,
-        context=model.context,
-        rank=model.rank or dataset.task.paper_rank or DEFAULT_RANK,
-        dropout=model.dropout,
-        max_timesteps=max(environment.episode_limit, longest),
-    )
-
-
-def task_facts(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """What a policy has to know of its task where the data is not."""
-    environment = dataset.task.environment
-    return {
-        "env_id": dataset.task.env_id,
-        "tier": dataset.task.tier,
-        "dataset": dataset.name,
-        "fingerprint": dataset.store.fingerprint,
-        "targets": list(config.evaluation.targets or environment.targets),
-        "random_return": environment.reference.random_return,
-        "expert_return": environment.reference.expert_return,
-    }
-
-
-def new_folder(config: Config, dataset: Dataset, trainer: Trainer, task: dict[str, Any]) -> Path:
+def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
     """A run's folder, with its configuration in it."""
     folder = new_run_folder(
         Path(config.run.out), dataset=config.dataset, attention=config.model.attention, seed=config.run.seed
     )
     facts = {
-        "task": task,
-        "parts": [{"name": part.name, "path": str(part.path)} for part in dataset.parts],
+        "task": task_facts(config, dataset),
+        "parts": [{"name": part.name, "path": str(part.path.resolve())} for part in dataset.parts],
         "threads": torch.get_num_threads(),
         "device": str(trainer.device),
         "num_parameters": trainer.model.num_parameters(),
@@ -209,17 +174,18 @@ def new_folder(config: Config, dataset: Dataset, trainer: Trainer, task: dict[st
     return folder
 
 
-def restore(folder: Path, dataset: Dataset, trainer: Trainer) -> Checkpoint | None:
+def restore(folder: Path, trainer: Trainer, *, aloud: bool = False) -> Checkpoint | None:
     """Go back to the newest whole checkpoint of a run; or to its beginning, if it was stopped before the first."""
     checkpoints = CheckpointFolder(folder / "checkpoints")
     if not checkpoints.paths():
-        print(f"{folder} has no checkpoint yet: it begins anew", file=sys.stderr)
+        if aloud:
+            print(f"{folder} has no checkpoint yet: it begins anew", file=sys.stderr)
         return None
     path, checkpoint, problems = checkpoints.newest(trainer.device)
-    for problem in problems:
-        print(f"{problem}; going on from {path.name}", file=sys.stderr)
-    if checkpoint.task["fingerprint"] != dataset.store.fingerprint:
-        raise ValueError(f"the data set {dataset.name!r} is not what it was when {folder} was trained on it")
+    for damaged, problem in problems.items():
+        if aloud:
+            print(f"{problem}; going on from {path.name}", file=sys.stderr)
+            checkpoints.set_aside(damaged)
     trainer.model.load_state_dict(dict(checkpoint.weights))
     trainer.load_state_dict(dict(checkpoint.training["trainer"]))
     return checkpoint

@@ -12,6 +12,7 @@ and the state of the training. There are no random states in it, since there are
 update t is a function of the seed and t.
 """
 
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,15 +24,16 @@ import torch
 from torch import Tensor
 
 from primal_dt.files import atomic_write
+from primal_dt.inference import InferenceMode
 from primal_dt.model import DecisionTransformer, ModelShape
 from primal_dt.normalizer import Normalizer
 from primal_dt.policy import DecisionTransformerPolicy
 
 __all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint"]
 
-FORMAT = 1
+FORMAT = 2
 NUM_KEPT = 2
-"""The newest checkpoint, and the one before it in case that it cannot be read."""
+"""The newest checkpoint, and the one before it in case it cannot be read."""
 
 
 class CheckpointError(ValueError):
@@ -47,6 +49,8 @@ class Checkpoint:
     normalizer: Normalizer
     step: int
     """How many updates made the weights."""
+    config: Mapping[str, Any]
+    """How it was trained: the configuration as plain values."""
     task: Mapping[str, Any]
     """What it was trained for: the environment, its reference returns, the targets, the data set. Plain values."""
     training: Mapping[str, Any]
@@ -58,9 +62,11 @@ class Checkpoint:
         model.load_state_dict(dict(self.weights))
         return model.to(device).eval()
 
-    def policy(self, device: torch.device | str = "cpu") -> DecisionTransformerPolicy:
+    def policy(
+        self, device: torch.device | str = "cpu", *, mode: InferenceMode = "window"
+    ) -> DecisionTransformerPolicy:
         """The model as a policy."""
-        return DecisionTransformerPolicy(self.model(device), self.normalizer)
+        return DecisionTransformerPolicy(self.model(device), self.normalizer, mode=mode)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -73,6 +79,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "state_std": torch.from_numpy(checkpoint.normalizer.state_std),
         "return_scale": checkpoint.normalizer.return_scale,
         "step": checkpoint.step,
+        "config": dict(checkpoint.config),
         "task": dict(checkpoint.task),
         "training": dict(checkpoint.training),
     }
@@ -92,7 +99,10 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
     """
     path = Path(path)
     if path.is_dir():
-        return CheckpointFolder(path / "checkpoints").newest(device)[1]
+        found, checkpoint, problems = CheckpointFolder(path / "checkpoints").newest(device)
+        for problem in problems.values():
+            warnings.warn(f"{problem}; this is {found.name}", stacklevel=2)
+        return checkpoint
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
@@ -101,13 +111,18 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
         if damaged is not None:
             raise CheckpointError(f"the checkpoint {path} is damaged: {damaged} has changed since it was written")
         content = torch.load(path, map_location=device, weights_only=True)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            own = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise CheckpointError(f"the checkpoint {path} has format {own}; this version reads {FORMAT}")
+        return _checkpoint(content)
     except CheckpointError:
         raise
     except Exception as error:  # whatever torch and zipfile raise for bytes that are none of theirs
-        raise CheckpointError(f"the checkpoint {path} is damaged or not a checkpoint: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise CheckpointError(f"the checkpoint {path} has format {found}; this version reads {FORMAT}")
+        raise CheckpointError(f"the checkpoint {path} is damaged or not a checkpoint: {error!r}") from error
+
+
+def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
+    """From what :func:`save_checkpoint` wrote."""
     return Checkpoint(
         shape=ModelShape(**content["shape"]),
         weights=content["weights"],
@@ -115,6 +130,7 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
             np.asarray(content["state_mean"].cpu()), np.asarray(content["state_std"].cpu()), content["return_scale"]
         ),
         step=content["step"],
+        config=content["config"],
         task=content["task"],
         training=content["training"],
     )
@@ -133,26 +149,34 @@ class CheckpointFolder:
         """What is there, the oldest first."""
         return sorted(self.folder.glob("step-*.pt"))
 
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.folder / f"step-{step:09d}.pt"
+
     def save(self, checkpoint: Checkpoint) -> Path:
         """Add one, and remove what is too old."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step-{checkpoint.step:09d}.pt"
+        path = self.path(checkpoint.step)
         save_checkpoint(path, checkpoint)
         for old in self.paths()[:-NUM_KEPT]:
             old.unlink()
         return path
 
-    def newest(self, device: torch.device | str = "cpu") -> tuple[Path, Checkpoint, list[str]]:
+    def set_aside(self, path: Path) -> None:
+        """Take away one that cannot be read, but keep it: under another name it counts no more."""
+        path.rename(path.with_name(f"{path.name}.damaged"))
+
+    def newest(self, device: torch.device | str = "cpu") -> tuple[Path, Checkpoint, dict[Path, str]]:
         """The newest one that can be read, and what is wrong with those that are newer.
 
         Raises:
             CheckpointError: if there is none.
         """
-        problems: list[str] = []
+        problems: dict[Path, str] = {}
         for path in reversed(self.paths()):
             try:
                 return path, load_checkpoint(path, device), problems
             except CheckpointError as error:
-                problems.append(str(error))
-        found = "; ".join(problems) if problems else "it has none yet"
+                problems[path] = str(error)
+        found = "; ".join(problems.values()) if problems else "it has none yet"
         raise CheckpointError(f"there is no checkpoint to go on from in {self.folder}: {found}")

@@ -1,18 +1,33 @@
 """Everything that a training run can be told, and the presets. Standard library only."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = ["PRESETS", "Config", "EvaluationConfig", "ModelConfig", "OptimizerConfig", "RunConfig"]
 
 
+Attention = Literal[
+    "primal-plus",
+    "primalformer",
+    "softmax",
+    "linear",
+    "performer",
+    "cosformer",
+    "flowformer",
+    "reformer",
+    "attention_bn",
+    "attention_sh",
+]
+"""The attention stacks of the model, ``primal_dt.model.ATTENTION_STACKS``."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The network."""
 
-    attention: str = "primal-plus"
-    """primal-plus (softmax below, Causal Primal-Attention on top), primalformer (the latter in all layers), or one kind
-    in all layers: softmax, linear, performer, cosformer, flowformer, reformer, attention_bn, attention_sh."""
+    attention: Attention = "primal-plus"
+    """primal-plus: Causal Primal-Attention on top of softmax; primalformer: in all layers; else: one kind in all."""
     width: int = 128
     """Features of a token."""
     num_heads: int = 1
@@ -100,8 +115,7 @@ class Config:
     """A training run."""
 
     dataset: str = "primal/hopper/medium-expert-v0"
-    """A name (python -m envs list shows them), a path to a file in D4RL's layout or to a Minari folder, or several with
-    + between them."""
+    """A name (python -m envs list), a path to a D4RL file or to a Minari folder, or several joined by +."""
     env_id: str | None = None
     """The environment, such as Hopper-v5, if the data does not say."""
     mix_versions: bool = False
@@ -126,9 +140,14 @@ class Config:
             "clip": optimizer.clip,
             "log_every_steps": run.log_every_steps,
             "save_every_steps": run.save_every_steps,
+            "threads": 1 if run.threads is None else run.threads,
         }
-        if wrong := [name for name, value in positive.items() if not value > 0]:
-            raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be above 0")
+        if wrong := [name for name, value in positive.items() if not 0 < value < math.inf]:
+            raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be above 0 and finite")
+        if model.width % model.num_heads:
+            raise ValueError(f"width ({model.width}) must be divisible by num_heads ({model.num_heads})")
+        if not 0 <= model.dropout < 1:
+            raise ValueError(f"dropout ({model.dropout}) must be at least 0 and below 1")
         not_negative = {
             "eta": model.eta,
             "weight_decay": optimizer.weight_decay,
@@ -138,8 +157,8 @@ class Config:
             "seed": run.seed,
             "eval_seed": evaluation.eval_seed,
         }
-        if wrong := [name for name, value in not_negative.items() if not value >= 0]:
-            raise ValueError(f"{wrong[0]} ({not_negative[wrong[0]]}) must not be negative")
+        if wrong := [name for name, value in not_negative.items() if not 0 <= value < math.inf]:
+            raise ValueError(f"{wrong[0]} ({not_negative[wrong[0]]}) must not be negative, and finite")
         every = {
             "eval_every_steps": evaluation.eval_every_steps,
             "save_every_steps": run.save_every_steps,
@@ -158,8 +177,8 @@ PRESETS: dict[str, tuple[str, Config]] = {
         "For a laptop: a policy in at most ten minutes on two cores.",
         Config(
             model=ModelConfig(context=10, dropout=0.0),
-            optimizer=OptimizerConfig(optimizer="muon", steps=6_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
-            evaluation=EvaluationConfig(eval_every_steps=2_000),
+            optimizer=OptimizerConfig(optimizer="muon", steps=5_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
+            evaluation=EvaluationConfig(eval_every_steps=2_500),
         ),
     ),
     "paper": (

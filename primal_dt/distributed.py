@@ -28,10 +28,13 @@ class Processes:
         """The one that writes."""
         return self.rank == 0
 
-    def wait(self) -> None:
-        """Until all are here."""
-        if self.count > 1:
-            dist.barrier()
+    def agree(self, ok: bool) -> bool:
+        """Wait for the others; whether all of them say yes."""
+        if self.count == 1:
+            return ok
+        refused = torch.tensor(int(not ok), device=self.device)
+        dist.all_reduce(refused)
+        return not refused
 
 
 def choose_device(name: str) -> torch.device:
@@ -58,13 +61,23 @@ def join_processes(device: str) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, choose_device(device))
         return
-    local = int(os.environ["LOCAL_RANK"])
-    chosen = choose_device(device)
+    chosen = choose_device(_own_device(device))
     if chosen.type == "cuda":
-        chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         dist.destroy_process_group()
+
+
+def _own_device(name: str) -> str:
+    """The device of this one of several processes: each has a GPU of its own, if there are any."""
+    if name not in ("auto", "cuda") or not torch.cuda.is_available():
+        return name
+    if "LOCAL_RANK" not in os.environ:
+        raise ValueError("WORLD_SIZE is set, but LOCAL_RANK is not: start several processes with torchrun")
+    local, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local >= available:
+        raise ValueError(f"there are {available} GPUs for more processes: give --nproc-per-node {available}")
+    return f"cuda:{local}"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["atomic_write"]
+__all__ = ["atomic_write", "remove_partial"]
 
 
 @contextmanager
@@ -27,6 +27,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         partial.unlink(missing_ok=True)
     _flush_folder(path.parent)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a process that was killed while writing has left in a folder. Nobody else may be writing there."""
+    for path in folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -8,17 +8,19 @@ twice and none is missing.
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from primal_dt.files import atomic_write
 
 __all__ = ["Logbook", "read_metrics"]
 
 METRICS = "metrics.jsonl"
+FLUSH_SECONDS = 10
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -51,7 +53,7 @@ class Logbook:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._file = (folder / METRICS).open("a")
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_SECONDS)
         for name, text in texts.items():
             self._writer.add_text(name, text, 0)
         for line in kept:
@@ -70,9 +72,12 @@ class Logbook:
             if name not in ("step", "time"):
                 self._writer.add_scalar(name, value, line["step"], walltime=line["time"])
 
-    def finish(self, hyper_parameters: Mapping[str, str | float | bool], scores: Mapping[str, float]) -> None:
-        """Fill the table of hyper-parameters."""
-        self._writer.add_hparams(dict(hyper_parameters), dict(scores), run_name=".")
+    def finish(self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str]) -> None:
+        """Fill the table of hyper-parameters; ``scores`` are the names of the curves whose ends it shows."""
+        # SummaryWriter.add_hparams would add the scores to the curves, at step 0. The table finds them by their names.
+        writer = self._writer._get_file_writer()
+        for summary in hparams(dict(hyper_parameters), dict.fromkeys(scores, 0.0)):
+            writer.add_summary(summary)
 
     def close(self) -> None:
         """Flush and close all files."""

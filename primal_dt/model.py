@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_dt.attention import CAUSAL_KINDS, build_attention
-from primal_dt.attention.layer import Positions
+from primal_dt.attention import CAUSAL_KINDS, AttentionLayer, Positions, build_attention
 from primal_dt.data import Batch
 
 __all__ = ["ATTENTION_STACKS", "DecisionTransformer", "ModelOutput", "ModelShape"]
@@ -116,8 +115,12 @@ class Block(nn.Module):
         )
         if positions is not None:
             x = x[:, positions]
+        return self.finish(x, hidden), objective
+
+    def finish(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """What comes after attention: x (B, M, D) and what attention says, (B, M, D) -> (B, M, D)."""
         x = x + hidden
-        return x + self.mlp(self.mlp_norm(x)), objective
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class DecisionTransformer(nn.Module):
@@ -157,7 +160,8 @@ class DecisionTransformer(nn.Module):
 
         Attention layers keep their own initialisation.
         """
-        inside = {module for block in self.blocks for module in block.attention.modules()}  # type: ignore[union-attr]
+        layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
+        inside = {module for layer in layers for module in layer.modules()}
         for module in self.modules():
             if module in inside:
                 continue
@@ -187,9 +191,10 @@ class DecisionTransformer(nn.Module):
 
     def tokens(self, batch: Batch) -> Tensor:
         """(B, L, D), the embedded sequence of returns, states and actions."""
-        self._check_timesteps(batch.timesteps)
         padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
-        time = self.embed_timestep(batch.timesteps)  # (B, K, D)
+        timesteps = batch.timesteps.masked_fill(~batch.valid, 0)
+        self._check_timesteps(timesteps)
+        time = self.embed_timestep(timesteps)  # (B, K, D)
         kinds = (
             self.embed_return(batch.returns_to_go.masked_fill(padding, 0.0)) + time,
             self.embed_state(batch.states.masked_fill(padding, 0.0)) + time,
@@ -201,11 +206,11 @@ class DecisionTransformer(nn.Module):
     def _check_timesteps(self, timesteps: Tensor) -> None:
         # On a GPU this would make the host wait: there, who makes the batch has to see to it.
         if timesteps.device.type == "cpu" and not torch.compiler.is_compiling():
-            last = int(timesteps.max())
-            if last >= self.shape.max_timesteps:
+            first, last = map(int, timesteps.aminmax())
+            if first < 0 or last >= self.shape.max_timesteps:
                 raise ValueError(
-                    f"timestep {last} is past the model's last, {self.shape.max_timesteps - 1}: "
-                    "episodes must not be longer than max_timesteps"
+                    f"timestep {first if first < 0 else last} is not one of the model's, 0 to "
+                    f"{self.shape.max_timesteps - 1}: episodes must not be longer than max_timesteps"
                 )
 
     def actions_at(self, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -18,26 +20,23 @@ class Progress:
     Args:
         steps: of the run.
         done: of these, before now.
-        shown: whether to show anything.
     """
 
-    def __init__(self, *, steps: int, done: int = 0, shown: bool = True) -> None:
+    def __init__(self, *, steps: int, done: int = 0) -> None:
         self._steps = steps
-        self._shown = shown
+        self._done = done
         self._score = ""
         self._last_line = -SECONDS_BETWEEN_LINES
-        in_terminal = shown and sys.stderr.isatty()
-        self._bar = tqdm(total=steps, initial=done, unit=" steps", desc="training") if in_terminal else None
+        self._bar = tqdm(total=steps, initial=done, unit=" steps", desc="training") if sys.stderr.isatty() else None
 
     def update(self, metrics: TrainMetrics) -> None:
         """A logging point."""
+        self._done = metrics.step
         text = f"loss {metrics.loss:.4f}{self._score}"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(metrics.step - self._bar.n)
-        elif self._shown and (
-            time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES or metrics.step == self._steps
-        ):
+        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES or metrics.step == self._steps:
             self._last_line = time.monotonic()
             left = (self._steps - metrics.step) / metrics.steps_per_second
             self._print(
@@ -45,14 +44,22 @@ class Progress:
                 f"{left / 60:.1f} min left"
             )
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While the run is evaluated, and the bar stands still."""
+        if self._bar is not None:
+            self._bar.set_description("evaluating")
+        elif self._done == self._steps:
+            self._print("evaluating")
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.set_description("training")
+
     def score(self, value: float) -> None:
         """The newest normalised return."""
         self._score = f"  score {value:.1f}"
-
-    def note(self, text: str) -> None:
-        """Something to be told besides."""
-        if self._shown:
-            self._print(text)
 
     def close(self) -> None:
         """No more to come."""

@@ -13,9 +13,9 @@ from primal_dt.logbook import Logbook, read_metrics
 from primal_dt.normalizer import Normalizer
 from primal_dt.policy import DecisionTransformerPolicy
 from primal_dt.progress import Progress
-from primal_dt.report import TargetSummary, summarize
 from primal_dt.rollout import Episode, Policy
 from primal_dt.scalars import ABOUT, HEADLINE, evaluation_scalars, spectrum_scalars, training_scalars
+from primal_dt.score import TargetSummary, summarize
 from primal_dt.stopping import StopRequest, StopRequestedError
 from primal_dt.trainer import Trainer
 
@@ -63,6 +63,7 @@ class Run:
         self.request = request
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.saved_step = -1 if checkpoint is None else checkpoint.step
+        """Of the newest checkpoint."""
         self.summaries: list[TargetSummary] = []
         """Of the last evaluation, if there was one."""
         self._evaluate = evaluate
@@ -91,18 +92,18 @@ class Run:
             if not self._pending and self.trainer.step != self.saved_step:
                 self._save()
             if self.trainer.step == self.config.optimizer.steps and not self._pending:
-                self._logbook.finish(_flat(asdict(self.config)), self._final_scores())
+                self._logbook.finish(_flat(asdict(self.config)), self._names_of_scores())
         finally:
             self._progress.close()
             self._logbook.close()
 
     def last_good_checkpoint(self) -> str:
         """Its path, or that there is none."""
-        paths = self.checkpoints.paths()
-        return str(paths[-1]) if paths else "none: no step was saved yet"
+        return "none: no step was saved yet" if self.saved_step < 0 else str(self.checkpoints.path(self.saved_step))
 
     def _finish_point(self, scalars: dict[str, float]) -> None:
         step, last = self.trainer.step, self.trainer.step == self.config.optimizer.steps
+        assert not self._pending or self._pending is scalars  # a point that waits must not be forgotten
         self._pending = {}
         try:
             scalars = scalars | self._evaluation(last) | self._spectra()
@@ -120,7 +121,8 @@ class Run:
         if not every or not (last or self.trainer.step % every == 0):
             return {}
         policy = DecisionTransformerPolicy(self.trainer.model, self.normalizer)
-        episodes = self._evaluate(policy, self.request.give_way)
+        with self._progress.evaluating():
+            episodes = self._evaluate(policy, self.request.give_way)
         self.summaries = summarize(
             episodes, random_return=self.task["random_return"], expert_return=self.task["expert_return"]
         )
@@ -146,16 +148,16 @@ class Run:
                 weights=model.state_dict(),
                 normalizer=self.normalizer,
                 step=self.trainer.step,
+                config=asdict(self.config),
                 task=self.task,
                 training={"trainer": self.trainer.state_dict(), "pending": self._pending},
             )
         )
         self.saved_step = self.trainer.step
 
-    def _final_scores(self) -> dict[str, float]:
+    def _names_of_scores(self) -> list[str]:
         """From the record, since the last evaluation may have been in an earlier process."""
-        lines = read_metrics(self.folder)
-        return {name: value for name, value in lines[-1].items() if name.startswith(("eval/", "train/action_mse"))}
+        return [name for name in read_metrics(self.folder)[-1] if name.startswith(("eval/", "train/action_mse"))]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str | float | bool]:

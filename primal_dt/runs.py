@@ -6,16 +6,19 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from primal_dt.config import Config
-from primal_dt.files import atomic_write
+from filelock import FileLock, Timeout
 
-__all__ = ["new_run_folder", "read_config", "write_config"]
+from primal_dt.config import Config
+from primal_dt.files import atomic_write, remove_partial
+
+__all__ = ["lock_run", "new_run_folder", "read_config", "write_config"]
 
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "minari")
 Value = TypeVar("Value")
@@ -39,6 +42,22 @@ def new_run_folder(parent: Path, *, dataset: str, attention: str, seed: int) -> 
     raise FileExistsError(f"there are 999 runs named {base} in {parent}")
 
 
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Have a run for oneself, without what a process that was killed left half written in it.
+
+    Raises:
+        ValueError: if another process is training it.
+    """
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            for each in (folder, folder / "checkpoints"):
+                remove_partial(each)
+            yield
+    except Timeout as error:
+        raise ValueError(f"{folder} is being trained by another process") from error
+
+
 def write_config(folder: Path, config: Config, facts: Mapping[str, Any]) -> None:
     """``config.json``: the configuration, and what else it takes to make the run again."""
     content = {"config": asdict(config), **facts, "versions": versions(), "commit": commit(), "command": sys.argv}
@@ -53,6 +72,8 @@ def read_config(folder: Path) -> tuple[Config, dict[str, Any]]:
         ValueError: if there is no run, or not one that this version can read.
     """
     path = folder / "config.json"
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: give the folder of a run, such as {folder.parent.parent}")
     try:
         content = json.loads(path.read_text())
         return _build(Config, content["config"]), content

@@ -30,7 +30,9 @@ class StopRequest:
 
 @contextmanager
 def catch_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C or SIGTERM into a request; the second acts as usual.
+    """Turn Ctrl-C and SIGTERM into a request; a second Ctrl-C acts as usual.
+
+    (A second SIGTERM does not: schedulers and torchrun both send one, and the first is being obeyed.)
 
     Args:
         on_request: called at once, from the signal's handler.
@@ -39,9 +41,8 @@ def catch_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def handle(number: int, _: FrameType | None) -> None:
-        request.signal = number
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        request.signal = request.signal or number
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
         on_request()
 
     for number in before:

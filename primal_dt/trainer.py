@@ -29,10 +29,10 @@ GPU_STEPS_PER_STOP_CHECK = 20
 
 
 class BadLossError(RuntimeError):
-    """The loss or a gradient is no longer a finite number."""
+    """The loss, a gradient or a weight is no longer a finite number."""
 
     def __init__(self, step: int) -> None:
-        super().__init__(f"the loss or its gradient is not finite at step {step}")
+        super().__init__(f"the loss, its gradient or a weight is not finite at step {step}")
         self.step = step
 
 
@@ -139,14 +139,16 @@ class Trainer:
 
     def __iter__(self) -> Iterator[TrainMetrics]:
         """Train until the last step, or until :meth:`stop`."""
+        if self._all_stop():
+            return
         self._run.train()
         start, first = time.perf_counter(), self.step
         for batch in prefetch(self.sampler, range(self.step, self.config.steps), self.device):
             self._update(batch)
             self.step += 1
-            if self.step % self.log_every_steps == 0 or self.step == self.config.steps:
-                metrics = self._metrics((self.step - first) / (time.perf_counter() - start))
-                yield metrics
+            if self._is_point():
+                self.check()  # waits for the device, before the clock is read
+                yield self._metrics((self.step - first) / (time.perf_counter() - start))
                 self._run.train()
                 start, first = time.perf_counter(), self.step
             if self._all_stop():
@@ -160,20 +162,27 @@ class Trainer:
         """Processes stop after the same update, or they would wait for one another for ever."""
         if self._num_processes == 1:
             return self._stopping
-        if self.device.type != "cpu" and self.step % GPU_STEPS_PER_STOP_CHECK:
+        if self.device.type != "cpu" and self.step % GPU_STEPS_PER_STOP_CHECK and not self._is_point():
             return False  # to ask would make the host wait for the device
         asked = torch.tensor(self._stopping, dtype=torch.int32, device=self.device)
         dist.all_reduce(asked)
         return bool(asked)
 
+    def _is_point(self) -> bool:
+        """Whether the last update ends at a logging point."""
+        return self.step % self.log_every_steps == 0 or self.step == self.config.steps
+
     def check(self) -> None:
-        """Wait for the device and see whether all has been finite so far.
+        """Wait for the device and see whether all has been finite so far, and still is.
 
         Raises:
             BadLossError: if not.
         """
-        step = int(self._first_bad)
-        if step >= 0:
+        state = [value for optimizer in self._optimizers for own in optimizer.state.values() for value in own.values()]
+        tensors = [*self._learnt, *(value for value in state if isinstance(value, Tensor))]
+        finite = torch.stack([tensor.isfinite().all().to(self.device) for tensor in tensors]).all()
+        bad = torch.where(finite | (self._first_bad >= 0), self._first_bad, self.step)
+        if (step := int(bad)) >= 0:
             raise BadLossError(step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,12 +217,12 @@ class Trainer:
             terms += self._vector(loss)
         if self._num_processes > 1:
             dist.all_reduce(terms)
-        terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip, foreach=True)
+        terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
         for optimizer in self._optimizers:
             optimizer.step()
         self._sums += terms
         bad = ~torch.isfinite(terms[0] + terms[3])
-        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
+        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step + 1, self._first_bad)
 
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
@@ -232,7 +241,6 @@ class Trainer:
         return torch.stack(values).detach()
 
     def _metrics(self, steps_per_second: float) -> TrainMetrics:
-        self.check()
         steps = self.step % self.log_every_steps or self.log_every_steps
         loss, action_mse, penalty, norm, *objectives = (self._sums / steps).tolist()
         self._sums.zero_()

@@ -25,6 +25,7 @@ def make(step: int = 5) -> Checkpoint:
         weights=DecisionTransformer(SHAPE).state_dict(),
         normalizer=Normalizer(np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32), 1000.0),
         step=step,
+        config={"run": {"seed": 3}},
         task={"env_id": "Hopper-v5", "targets": [3600.0]},
         training={"trainer": {"step": step, "sums": torch.arange(3.0)}, "pending": {}},
     )
@@ -34,7 +35,8 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
     source = make()
     save_checkpoint(tmp_path / "a.pt", source)
     again = load_checkpoint(tmp_path / "a.pt")
-    assert (again.shape, again.step, again.task) == (source.shape, source.step, source.task)
+    assert (again.shape, again.step) == (source.shape, source.step)
+    assert (again.config, again.task) == (source.config, source.task)
     assert again.weights.keys() == source.weights.keys()
     assert all(torch.equal(again.weights[name], source.weights[name]) for name in source.weights)
     np.testing.assert_array_equal(again.normalizer.state_mean, source.normalizer.state_mean)
@@ -103,8 +105,11 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
 def test_another_format_is_told(tmp_path: Path) -> None:
     torch.save({"format": 99}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="has format 99; this version reads 1"):
+    with pytest.raises(CheckpointError, match="has format 99; this version reads 2"):
         load_checkpoint(tmp_path / "a.pt")
+    torch.save({"format": 2}, tmp_path / "b.pt")  # no more than that
+    with pytest.raises(CheckpointError, match="not a checkpoint: KeyError"):
+        load_checkpoint(tmp_path / "b.pt")
 
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:
@@ -113,7 +118,7 @@ def test_the_newest_two_stay(tmp_path: Path) -> None:
         folder.save(make(step))
     assert [path.name for path in folder.paths()] == ["step-000000015.pt", "step-000000100.pt"]
     path, checkpoint, problems = folder.newest()
-    assert (path.name, checkpoint.step, problems) == ("step-000000100.pt", 100, [])
+    assert (path.name, checkpoint.step, problems) == ("step-000000100.pt", 100, {})
     assert load_checkpoint(tmp_path).step == 100  # by the run's folder
 
 
@@ -123,8 +128,13 @@ def test_a_damaged_newest_one_falls_back_and_says_so(tmp_path: Path) -> None:
     folder.save(make(10)).write_bytes(b"half")
     path, checkpoint, problems = folder.newest()
     assert (path.name, checkpoint.step) == ("step-000000005.pt", 5)
-    assert len(problems) == 1
-    assert "step-000000010.pt" in problems[0]
+    ((damaged, problem),) = problems.items()
+    assert damaged.name in problem
+    with pytest.warns(UserWarning, match=r"step-000000010\.pt is damaged.*this is step-000000005\.pt"):
+        assert load_checkpoint(tmp_path).step == 5
+    folder.set_aside(damaged)
+    assert [path.name for path in folder.paths()] == ["step-000000005.pt"]
+    damaged.write_bytes(b"half")
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"no checkpoint to go on from .*step-000000010.*step-000000005"):
         folder.newest()

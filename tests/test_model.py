@@ -137,8 +137,10 @@ def test_the_same_tokens_elsewhere_in_the_window_differ_by_what_precedes_them_on
 
 def test_a_timestep_past_the_table_is_told() -> None:
     source = batch()
-    with pytest.raises(ValueError, match="timestep 50 is past the model's last, 49"):
+    with pytest.raises(ValueError, match="timestep 50 is not one of the model's, 0 to 49"):
         make()(replace(source, timesteps=source.timesteps.clamp(min=50, max=50)))
+    with pytest.raises(ValueError, match="timestep -1 is not one of the model's"):
+        make()(replace(source, timesteps=source.timesteps.clamp(max=-1)))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from primal_dt import trainer as trainer_module
 from primal_dt.config import OptimizerConfig
@@ -16,6 +17,7 @@ from primal_dt.normalizer import Normalizer
 from primal_dt.objective import LossTerms, loss_terms
 from primal_dt.trainer import BadLossError, Trainer, TrainMetrics, learning_rate
 
+aten = torch.ops.aten
 CONFIG = OptimizerConfig(steps=12, batch_size=8, lr=3e-3, warmup_steps=4, schedule="cosine", clip=1.0)
 SHAPE = ModelShape(3, (-1.0, -1.0), (1.0, 1.0), width=16, context=4, rank=4, dropout=0.1, max_timesteps=20)
 
@@ -183,9 +185,9 @@ def test_a_loss_that_is_not_finite_is_noticed_at_the_next_point() -> None:
     trainer = make()
     poison(trainer, 4)
     seen: list[TrainMetrics] = []
-    with pytest.raises(BadLossError, match="not finite at step 4") as caught:
+    with pytest.raises(BadLossError, match="not finite at step 5") as caught:
         seen.extend(trainer)
-    assert caught.value.step == 4
+    assert caught.value.step == 5
     assert [point.step for point in seen] in ([], [3])  # list.extend may keep what came before the error
 
 
@@ -201,7 +203,7 @@ def test_a_bad_state_is_noticed_before_it_can_be_saved() -> None:
 
     trainer._update = stop_soon  # type: ignore[method-assign]
     assert list(trainer) == []
-    with pytest.raises(BadLossError, match="step 2"):
+    with pytest.raises(BadLossError, match="step 3"):
         trainer.check()
 
 
@@ -224,3 +226,34 @@ def test_bfloat16_trains_too() -> None:
     exact = list(make(log=1))
     assert points[0].loss == pytest.approx(exact[0].loss, rel=0.05)
     assert points[0].loss != exact[0].loss
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_update_never_makes_the_host_wait(
+    optimizer: Literal["adamw", "muon"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensor is read by Python: on a GPU each such look would wait for all that is queued."""
+    # The check of timesteps is for the CPU alone, where looking costs nothing.
+    monkeypatch.setattr(DecisionTransformer, "_check_timesteps", lambda self, timesteps: None)
+    looks: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select):
+                looks.append(str(func))
+            return func(*args, **kwargs or {})
+
+    trainer = make(replace(CONFIG, optimizer=optimizer))
+    batch = trainer.sampler.batch(0)
+    with Watch():  # type: ignore[no-untyped-call]
+        trainer._update(batch)
+        assert looks == []
+        trainer.check()  # this one does look
+    assert looks
+
+
+def test_a_stop_before_the_first_update_makes_none() -> None:
+    trainer = make()
+    trainer.stop()
+    assert list(trainer) == []
+    assert trainer.step == 0
