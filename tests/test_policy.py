@@ -1,4 +1,4 @@
-"""The policy: the model is shown what a training window would have."""
+"""The policy: the model is shown what a training window would have, and nothing depends on how many act at once."""
 
 from dataclasses import replace
 
@@ -6,36 +6,37 @@ import numpy as np
 import pytest
 import torch
 
-from primal_dt.data import Batch, Trajectories, Trajectory, WindowSampler
+from primal_dt.data import Trajectories, Trajectory, WindowSampler
+from primal_dt.inference import InferenceMode
 from primal_dt.model import DecisionTransformer, ModelShape
 from primal_dt.normalizer import Normalizer
 from primal_dt.policy import DecisionTransformerPolicy
 
 SHAPE = ModelShape(3, (-1.0, -1.0), (1.0, 1.0), width=16, context=4, rank=4, dropout=0.5, max_timesteps=12)
 UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
+MODES: tuple[InferenceMode, ...] = ("window", "streaming")
 
 
-def make() -> DecisionTransformerPolicy:
+def make(mode: InferenceMode = "window", shape: ModelShape = SHAPE) -> DecisionTransformerPolicy:
     torch.manual_seed(0)
-    model = DecisionTransformer(SHAPE)
+    model = DecisionTransformer(shape)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    return DecisionTransformerPolicy(model, UNITS)
+    return DecisionTransformerPolicy(model, UNITS, mode=mode)
 
 
-def play(policy: DecisionTransformerPolicy, steps: int, count: int = 2) -> tuple[list[Trajectory], list[Batch]]:
-    """An episode in each of several environments that give random states and rewards, and what the model was shown."""
+def play(policy: DecisionTransformerPolicy, steps: int, count: int = 2) -> list[Trajectory]:
+    """An episode in each of several environments that give random states and rewards."""
     random = np.random.default_rng(0)
     states = random.normal(size=(steps, count, 3))
-    rewards = random.normal(size=(steps, count)).round(2)
+    rewards = random.normal(size=(steps, count)).round(2) * 50
     policy.reset(rewards.sum(0))  # just what is going to be earned
-    actions, windows = [], []
+    actions = []
     for state, reward in zip(states, rewards, strict=True):
         actions.append(policy.act(state))
-        windows.append(policy.window())
         policy.observe(reward)
-    episodes = [
+    return [
         Trajectory(
             states[:, i].astype(np.float32),
             np.stack([action[i] for action in actions]),
@@ -43,72 +44,98 @@ def play(policy: DecisionTransformerPolicy, steps: int, count: int = 2) -> tuple
         )
         for i in range(count)
     ]
-    return episodes, windows
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 4, 9])
 def test_the_model_is_shown_the_training_window_of_the_same_history(step: int) -> None:
-    """A target that is earned exactly is the return of the recorded episode, so both windows must agree."""
+    """A target that is earned exactly is the return of the recorded episode: training would have the same window."""
     policy = make()
-    episodes, windows = play(policy, 10)
-    shown = windows[step]
+    episodes = play(policy, 10)
     data = Trajectories.of(episodes)
     sampler = WindowSampler(data, UNITS, context=SHAPE.context, batch_size=1, seed=0)
     for row in range(2):
         first = max(0, step + 1 - SHAPE.context)
-        training = sampler._windows(np.array([data.offsets[row] + first]))
-        length = step + 1 - first
-        for name in ("states", "returns_to_go", "timesteps", "valid"):
-            own, theirs = getattr(shown, name)[row], getattr(training, name)[0, :length]
-            torch.testing.assert_close(own, theirs, atol=1e-5, rtol=0)
-        torch.testing.assert_close(shown.actions[row, :-1], training.actions[0, : length - 1])
+        window = sampler._windows(np.array([data.offsets[row] + first]))
         with torch.inference_mode():
-            predicted = policy.model(training).actions[0, length - 1]
+            predicted = policy.model(window).actions[0, step - first]
+            shifted = replace(window, returns_to_go=window.returns_to_go + 0.5)  # a reward of 50
+            other = policy.model(shifted).actions[0, step - first]
         np.testing.assert_allclose(episodes[row].actions[step], predicted, atol=1e-5)
+        assert (other - predicted).abs().max() > 1e-3  # would be seen
 
 
 def test_what_is_left_of_the_target_is_the_target_minus_the_rewards() -> None:
     policy = make()
     policy.reset([300.0, 50.0])
-    rewards = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
-    for reward in rewards:
+    left = []
+    for reward in ([1.0, 10.0], [2.0, 20.0], [3.0, 30.0]):
+        left.append(policy.left.tolist())
         policy.act(np.zeros((2, 3)))
         policy.observe(reward)
-    policy.act(np.zeros((2, 3)))
-    left = policy.window().returns_to_go[..., 0] * 100
-    torch.testing.assert_close(left, torch.tensor([[300.0, 299, 297, 294], [50, 40, 20, -10]]))
+    assert [*left, policy.left.tolist()] == [[300, 50], [299, 40], [297, 20], [294, -10]]
 
 
-def test_an_environment_that_leaves_changes_nothing_for_those_that_stay() -> None:
-    alone, together = make(), make()
-    states = np.random.default_rng(1).normal(size=(8, 3, 3))
-    alone.reset([5.0])
-    together.reset([9.0, 5.0, 7.0])
-    rows = [0, 1, 2]
-    for step, state in enumerate(states):
-        one = alone.act(state[1:2])
-        many = together.act(state[rows])
-        np.testing.assert_allclose(many[rows.index(1)], one[0], atol=1e-5)
-        alone.observe([1.0])
-        together.observe([1.0] * len(rows))
-        if step in (2, 4):
-            gone = 0 if step == 2 else len(rows) - 1
-            together.keep(np.arange(len(rows)) != gone)
-            del rows[gone]
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("attention", ["primal-plus", "softmax", "primalformer"])
+def test_actions_are_the_same_bit_for_bit_however_many_act_at_once(attention: str, mode: InferenceMode) -> None:
+    """Alone, in another order, among others, and after others have left; on one thread and on two."""
+    shape = replace(SHAPE, attention=attention, width=64, num_heads=2, context=7, state_width=3, max_timesteps=20)
+    count, steps = 70, 16
+    observations = np.random.default_rng(1).normal(size=(steps, count, 3))
+
+    def act(rows: list[int], *, leave_after: int | None = None) -> np.ndarray:
+        policy, inside = make(mode, shape), list(rows)
+        policy.reset([10.0 * row for row in rows])
+        actions = np.full((steps, len(rows), 2), np.nan, np.float32)
+        for step in range(steps):
+            places = [rows.index(row) for row in inside]
+            actions[step, places] = policy.act(observations[step, inside])
+            policy.observe(np.ones(len(inside)))
+            if step == leave_after:
+                policy.keep(np.array([row % 3 > 0 for row in inside]))
+                inside = [row for row in inside if row % 3]
+        return actions
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        every = act(list(range(count)))
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            for rows in ([0], [69], [3, 1, 2], list(range(20, 28)), list(range(69, -1, -1))):
+                np.testing.assert_array_equal(act(rows), every[:, rows])
+            fewer = act(list(range(count)), leave_after=5)
+            stayed = [row for row in range(count) if row % 3]
+            np.testing.assert_array_equal(fewer[:, stayed], every[:, stayed])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_policy_does_not_drop_out() -> None:
     policy = make()
     policy.model.train()
     again = DecisionTransformerPolicy(policy.model, UNITS)
-    first, second = play(again, 3)[0], play(again, 3)[0]
-    np.testing.assert_array_equal(first[0].actions, second[0].actions)
+    np.testing.assert_array_equal(play(again, 3)[0].actions, play(again, 3)[0].actions)
+
+
+def test_actions_stay_as_they_were_given() -> None:
+    policy = make()
+    policy.reset([5.0])
+    first = policy.act(np.ones((1, 3)))
+    kept = first.copy()
+    policy.observe([1.0])
+    policy.act(-np.ones((1, 3)))
+    np.testing.assert_array_equal(first, kept)
 
 
 def test_a_wrong_call_is_told() -> None:
     policy = make()
     with pytest.raises(ValueError, match="targets must be a vector"):
         policy.reset([[1.0]])
+    with pytest.raises(ValueError, match="targets must be a vector of finite numbers"):
+        policy.reset([float("nan")])
+    with pytest.raises(ValueError, match="streaming is for stacks"):
+        make("streaming", replace(SHAPE, attention="linear"))
     policy.reset([1.0, 2.0])
     with pytest.raises(ValueError, match=r"observations must have shape \(2, 3\), not \(3, 3\)"):
         policy.act(np.zeros((3, 3)))
@@ -117,10 +144,3 @@ def test_a_wrong_call_is_told() -> None:
         policy.observe([0.0, 0.0])
     with pytest.raises(ValueError, match="step 12 is past the model's last, 11"):
         policy.act(np.zeros((2, 3)))
-
-
-def test_the_shape_decides_how_far_it_sees() -> None:
-    assert replace(SHAPE, context=2).context == 2
-    policy = make()
-    _, windows = play(policy, 10)
-    assert [window.states.shape[1] for window in windows] == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from primal_dt.attention.feature_maps import ExponentialMap
-from primal_dt.attention.layer import at_least_float32, check_mask, check_tensor
+from primal_dt.attention.layer import Positions, at_least_float32, check_mask, check_tensor, select
 from primal_dt.attention.primal import FeatureMapName, PrimalAttention
 
 __all__ = ["CausalPrimalAttention", "PrimalState", "PrimalWindow"]
@@ -24,6 +24,15 @@ class PrimalState(NamedTuple):
     """(B,), how many they are."""
     log_key_sum: Tensor | None
     """(B, H, P), the logarithm of the sum of the key features so far: exponential map only."""
+
+    def without(self, tokens: Tensor) -> "PrimalState":
+        """The state as if these tokens (B, M, D) had not come: a running mean over the newest tokens only.
+
+        For the cosine map. (What the exponential map remembers cannot be taken apart again.)
+        """
+        if self.log_key_sum is not None:
+            raise ValueError("with the exponential map a state cannot forget: use step_window")
+        return PrimalState(self.total - tokens.sum(1), self.num_tokens - tokens.shape[1], None)
 
 
 class PrimalWindow(NamedTuple):
@@ -100,26 +109,44 @@ class CausalPrimalAttention(PrimalAttention):
         Returns:
             (B, D) and the new state.
         """
+        x, seen = self._clear_token(x, valid)  # (B, D), (B,)
+        hidden, state = self._advance(x[:, None], seen[:, None], state, None)
+        return hidden[:, 0], state
+
+    def advance(self, x: Tensor, state: PrimalState, *, positions: Positions = None) -> tuple[Tensor, PrimalState]:
+        """Some tokens more, (B, M, D): the outputs that :meth:`forward` has at them, and the new state.
+
+        Args:
+            x: the next tokens of each sequence, all of them real.
+            state: from :meth:`initial_state` or from the last call.
+            positions: which of the M outputs are wanted.
+        """
+        x = self._clear_padding(x, None, positions)
+        return self._advance(x, x.new_ones(x.shape[:2], dtype=torch.bool), state, positions)
+
+    def _advance(self, x: Tensor, seen: Tensor, state: PrimalState, positions: Positions) -> tuple[Tensor, PrimalState]:
+        """X (B, M, D), padding cleared, seen (B, M) -> the outputs at the chosen positions, and the new state."""
         if not isinstance(state, PrimalState):
             raise TypeError(f"state must be a PrimalState, as initial_state gives, not {type(state).__name__}")
-        x, seen = self._clear_token(x, valid)  # (B, D), (B,)
-        self._check_fit("state", state.total.shape, x.shape)
+        self._check_fit("state", state.total.shape, (x.shape[0], x.shape[2]))
         log_key_sum = state.log_key_sum
         if (log_key_sum is None) == isinstance(self.feature_map, ExponentialMap):
             raise ValueError(
                 "state is that of a layer with the other feature map: begin with this layer's initial_state"
             )
-        total, count = state.total + x, state.num_tokens + seen
-        context = (total / count.clamp(min=1)[:, None]).to(x.dtype)[:, None]  # (B, 1, D)
+        total = state.total[:, None] + x.cumsum(1, dtype=state.total.dtype)  # (B, M, D)
+        count = state.num_tokens[:, None] + seen.cumsum(1)  # (B, M)
+        context = (total / count.clamp(min=1)[..., None]).to(x.dtype)  # (B, M, D)
         if isinstance(self.feature_map, ExponentialMap) and log_key_sum is not None:
-            log_g = self.feature_map.log_features(self._queries_and_keys(context))  # (B, 1, 2, H, P)
-            grown = log_key_sum.logaddexp(log_g[:, 0, 1])
-            log_key_sum = torch.where(seen[:, None, None], grown, log_key_sum)
-            phi = self.feature_map.normalized(log_g, log_key_sum[:, None])
+            log_g = self.feature_map.log_features(self._queries_and_keys(context))  # (B, M, 2, H, P)
+            log_keys = log_g[:, :, 1].masked_fill(~seen[..., None, None], float("-inf"))  # (B, M, H, P)
+            log_key_sums = torch.cat((log_key_sum[:, None], log_keys), 1).logcumsumexp(1)[:, 1:]  # (B, M, H, P)
+            phi = select(self.feature_map.normalized(log_g, log_key_sums), positions)
+            log_key_sum = log_key_sums[:, -1]
         else:
-            phi = self._features(context, None)  # (B, 1, 2, H, P)
-        scores = self._scores(phi, self._weights(context, None))
-        return self._emit(self._merge(scores)[:, 0], seen), PrimalState(total, count, log_key_sum)
+            phi = self._features(select(context, positions), None)  # (B, M, 2, H, P)
+        hidden = self._emit(self._merge(self._scores(phi, self._weights(context, None))), select(seen, positions))
+        return hidden, PrimalState(total[:, -1], count[:, -1], log_key_sum)
 
     def initial_window(self, batch_size: int, window: int) -> PrimalWindow:
         """A ring of ``window`` tokens, still empty."""

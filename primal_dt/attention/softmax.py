@@ -78,6 +78,22 @@ class SoftmaxAttention(DualAttention):
         mixed = softmax_mix(q, k, v, valid, positions, causal=self.causal, fused=self.fused, dropout=dropout)
         return mixed.transpose(1, 2), None
 
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, L, D) -> queries, keys and values, (B, H, L, P) each: what can be kept of tokens that have passed."""
+        return self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None) -> Tensor:
+        """The output (B, M, D) for queries (B, H, M, P), and keys and values (B, H, L, P) of any tokens.
+
+        Args:
+            q: of the tokens where the output is wanted.
+            k: of the tokens that they may see.
+            v: of the same.
+            seen: (M, L) bool, which query sees which key; None for queries and keys of one sequence, causally.
+        """
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+        return self._emit(mixed.transpose(1, 2), None)
+
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         return softmax_mix(q, k, v, valid, None, causal=self.causal)
 

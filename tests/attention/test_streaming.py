@@ -100,3 +100,30 @@ def test_window_steps_pass_over_padding(name: str) -> None:
             seen[row] += 1
             recent = sequences[row][max(0, seen[row] - 3) : seen[row]]
             torch.testing.assert_close(hidden[row], layer(recent[None]).hidden[0, -1])
+
+
+@MAPS
+def test_several_tokens_at_once_equal_one_after_the_other(name: str) -> None:
+    layer = make(name)
+    x = torch.stack(make_batch((20, 20)))
+    parallel = layer(x).hidden
+    state = layer.initial_state(2)
+    begin = 0
+    for count in (1, 3, 5, 2, 9):
+        part = slice(begin, begin + count)
+        last, _ = layer.advance(x[:, part], state, positions=slice(-1, None))
+        hidden, state = layer.advance(x[:, part], state)
+        torch.testing.assert_close(hidden, parallel[:, part])
+        torch.testing.assert_close(last, parallel[:, begin + count - 1 : begin + count])
+        begin += count
+    assert state.num_tokens.tolist() == [20, 20]
+
+
+def test_a_state_can_forget_its_oldest_tokens() -> None:
+    layer = make("primal")
+    x = torch.stack(make_batch((20, 20)))
+    _, state = layer.advance(x[:, :15], layer.initial_state(2))
+    hidden, _ = layer.advance(x[:, 15:], state.without(x[:, :9]))
+    torch.testing.assert_close(hidden, layer(x[:, 9:]).hidden[:, 6:])
+    with pytest.raises(ValueError, match="with the exponential map a state cannot forget"):
+        make("primal, exponential").initial_state(2).without(x[:, :1])
