@@ -1,12 +1,21 @@
 """A policy's episodes in the environment of a task."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.behaviour import BehaviourPolicy
 from envs.mujoco import make_environment
 from envs.tasks import Task
 from primal_dt.rollout import Episode, Policy, rollout
 
-__all__ = ["evaluate"]
+__all__ = ["BatchedPolicy", "evaluate", "evaluate_episodes"]
+
+ENVIRONMENTS_PER_WORKER = 16
+"""Below that, a process of its own costs more than it saves."""
 
 
 def evaluate(
@@ -19,10 +28,83 @@ def evaluate(
     on_step: Callable[[int], None] = lambda running: None,
 ) -> list[Episode]:
     """So many episodes for each target. Episode i is seeded with ``seed + i``, whatever its target."""
+    wanted = [(target, seed + i) for target in targets for i in range(num_episodes)]
+    return evaluate_episodes(policy, task, wanted, on_step=on_step)
+
+
+def evaluate_episodes(
+    policy: Policy,
+    task: Task,
+    wanted: Iterable[tuple[float, int]],
+    *,
+    num_environments: int = 64,
+    num_workers: int | None = None,
+    on_step: Callable[[int], None] = lambda running: None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+) -> list[Episode]:
+    """An episode for each pair of target and seed.
+
+    Args:
+        policy: acts.
+        task: where.
+        wanted: targets and seeds.
+        num_environments: how many run at a time, at most.
+        num_workers: processes that step them. By default one for every 16 environments, but not more than there are
+            cores; none if that is less than two.
+        on_step: told after each step how many still run.
+        on_episode: told of each episode when it ends.
+    """
+    pairs = list(wanted)
+    if num_workers is None:
+        num_workers = min(available_cores(), min(num_environments, len(pairs)) // ENVIRONMENTS_PER_WORKER)
+        num_workers = num_workers if num_workers > 1 else 0
     return rollout(
         policy,
-        lambda: make_environment(task),
-        targets=[target for target in targets for _ in range(num_episodes)],
-        seeds=[seed + i for _ in targets for i in range(num_episodes)],
+        partial(make_environment, task),
+        targets=[target for target, _ in pairs],
+        seeds=[seed for _, seed in pairs],
+        num_environments=num_environments,
+        num_workers=num_workers,
         on_step=on_step,
+        on_episode=on_episode,
     )
+
+
+def available_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class BatchedPolicy:
+    """A behaviour policy as rollouts take it: environment by environment, whatever the target.
+
+    The n-th episode that is begun has random numbers of its own, from (seed, n): it does not depend on how many run at
+    a time.
+
+    Args:
+        policy: acts in one environment.
+        seed: of its random numbers.
+    """
+
+    def __init__(self, policy: BehaviourPolicy, seed: int) -> None:
+        self._policy = policy
+        self._seed = seed
+        self._begun = 0
+        self._randoms: list[np.random.Generator] = []
+
+    def reset(self, targets: NDArray[np.float64], /) -> None:
+        """Begin an episode in each of E environments."""
+        numbers = range(self._begun, self._begun + len(targets))
+        self._randoms = [np.random.default_rng((self._seed, number)) for number in numbers]
+        self._begun += len(targets)
+
+    def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
+        """(E, S) -> (E, A)."""
+        return np.stack([self._policy(*each) for each in zip(observations, self._randoms, strict=True)])
+
+    def observe(self, rewards: NDArray[np.float64], /) -> None:
+        """It does not care."""
+
+    def keep(self, rows: NDArray[np.bool_], /) -> None:
+        """Go on with some of the environments."""
+        self._randoms = [random for random, kept in zip(self._randoms, rows, strict=True) if kept]

@@ -36,7 +36,7 @@ def make_environment(task: Task, **options: Any) -> Env:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # "out of date": -v4 is what D4RL's data goes with
         try:
-            env = gymnasium.make(task.env_id, **options)
+            env = gymnasium.make(task.env_id, disable_env_checker=True, **options)
         except (gymnasium.error.Error, ImportError) as error:
             name = task.environment.gymnasium_name
             raise DataError(

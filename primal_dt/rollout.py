@@ -5,25 +5,14 @@ Axes: E environments, S state, A action.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsFloat
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Environment", "Episode", "Policy", "rollout"]
+from primal_dt.vector import Environment, EnvironmentFailedError, Environments
 
-
-class Environment(Protocol):
-    """What is used of a ``gymnasium.Env``."""
-
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: its first observation (S,)."""
-
-    def step(self, action: Any, /) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Observation, reward, terminated, truncated."""
-
-    def close(self) -> Any:
-        """Give back what it holds."""
+__all__ = ["Environment", "Episode", "Policy", "RolloutError", "rollout"]
 
 
 class Policy(Protocol):
@@ -52,6 +41,10 @@ class Episode:
     length: int
 
 
+class RolloutError(RuntimeError):
+    """An episode could not go on: its environment failed, or its action is not finite."""
+
+
 def rollout(
     policy: Policy,
     make_environment: Callable[[], Environment],
@@ -59,56 +52,85 @@ def rollout(
     targets: Sequence[float],
     seeds: Sequence[int],
     num_environments: int = 64,
+    num_workers: int = 0,
     on_step: Callable[[int], None] = lambda running: None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> list[Episode]:
     """One episode for each pair of target and seed, in the order in which they are given.
 
+    An episode is a function of the policy, its target and its seed, if the policy is one of its history alone: how many
+    run at once, and in how many processes, makes no difference.
+
     Args:
         policy: acts in all environments at once.
-        make_environment: called once for each environment that runs at a time.
+        make_environment: called once for each environment that runs at a time; with workers, in their processes.
         targets: the return to ask for in each episode.
         seeds: that the environment of each episode is reset with.
         num_environments: how many run at a time, at most.
+        num_workers: processes that step them; 0 for this one alone.
         on_step: told after each step how many still run.
+        on_episode: told of each episode when it ends, so that it is not lost if a later one fails.
+
+    Raises:
+        RolloutError: if an environment fails or an action is not finite.
     """
     if len(targets) != len(seeds):
         raise ValueError(f"there must be one target for each seed, not {len(targets)} for {len(seeds)}")
-    environments = [make_environment() for _ in range(min(num_environments, len(seeds)))]
+    if num_environments < 1:
+        raise ValueError(f"num_environments ({num_environments}) must be at least 1")
+    count = min(num_environments, len(seeds))
+    episodes: list[Episode] = []
     try:
-        episodes: list[Episode] = []
-        for first in range(0, len(seeds), num_environments):
-            part = slice(first, first + num_environments)
-            episodes += _run(policy, environments, targets[part], seeds[part], on_step)
-        return episodes
-    finally:
-        for environment in environments:
-            environment.close()
+        with Environments(make_environment, count, num_workers=min(num_workers, count)) as environments:
+            for first in range(0, len(seeds), num_environments):
+                part = slice(first, first + num_environments)
+                episodes += _run(policy, environments, targets[part], seeds[part], on_step, on_episode)
+    except EnvironmentFailedError as error:
+        raise RolloutError(str(error)) from error
+    return episodes
 
 
 def _run(
     policy: Policy,
-    environments: Sequence[Environment],
+    environments: Environments,
     targets: Sequence[float],
     seeds: Sequence[int],
     on_step: Callable[[int], None],
+    on_episode: Callable[[Episode], None],
 ) -> list[Episode]:
     """Episodes side by side; those that have ended leave the batch."""
     count = len(seeds)
-    total, length = np.zeros(count), np.zeros(count, int)
+    total, length = np.zeros(count), 0
+    episodes: dict[int, Episode] = {}
     running = np.arange(count)
-    observations = np.stack([environments[i].reset(seed=seeds[i])[0] for i in range(count)])
+    observations = environments.reset(seeds)
     policy.reset(np.asarray(targets, np.float64))
     while len(running):
         actions = policy.act(observations)
-        steps = [environments[i].step(action) for i, action in zip(running.tolist(), actions, strict=True)]
-        observations = np.stack([step[0] for step in steps])
-        rewards = np.array([float(step[1]) for step in steps])
-        goes_on = np.array([not (step[2] or step[3]) for step in steps])
+        _check(actions, observations, [seeds[i] for i in running.tolist()], step=length)
+        observations, rewards, ended = environments.step(running, actions)
         total[running] += rewards
-        length[running] += 1
+        length += 1
         policy.observe(rewards)
-        if not goes_on.all():
-            policy.keep(goes_on)
-            running, observations = running[goes_on], observations[goes_on]
+        if ended.any():
+            for i in running[ended].tolist():
+                episodes[i] = Episode(float(targets[i]), int(seeds[i]), float(total[i]), length)
+                on_episode(episodes[i])
+            policy.keep(~ended)
+            running, observations = running[~ended], observations[~ended]
         on_step(len(running))
-    return [Episode(float(targets[i]), int(seeds[i]), float(total[i]), int(length[i])) for i in range(count)]
+    return [episodes[i] for i in range(count)]
+
+
+def _check(
+    actions: NDArray[np.floating], observations: NDArray[np.floating], seeds: Sequence[int], *, step: int
+) -> None:
+    """An environment would go on with a NaN, and its return would mean nothing."""
+    bad = ~np.isfinite(actions).all(axis=1)
+    if bad.any():
+        row = int(bad.argmax())
+        seen = "finite" if np.isfinite(observations[row]).all() else "not finite either"
+        raise RolloutError(
+            f"the policy's action at step {step} of the episode with seed {seeds[row]} is not finite: "
+            f"{actions[row].tolist()}; what it had observed there is {seen}"
+        )

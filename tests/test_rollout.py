@@ -1,12 +1,15 @@
 """Rollouts: every episode is the one that its seed and target say, however many run at once."""
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
-from primal_dt.report import normalized, summarize, summary_table
-from primal_dt.rollout import Episode, rollout
+from primal_dt.rollout import Episode, RolloutError, rollout
+from primal_dt.score import normalized, summarize, summary_table
+from primal_dt.vector import Environments
 
 
 class Countdown:
@@ -97,9 +100,95 @@ def test_environments_are_closed_also_when_the_policy_fails() -> None:
     assert [environment.closed for environment in made] == [True, True]
 
 
-def test_a_target_for_each_seed() -> None:
+class Fragile(Countdown):
+    """Fails, or dies, in the third step of the episode with seed 7."""
+
+    def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.seed == 7 and self.step_number == 2:
+            raise RuntimeError("the physics has diverged")
+        return super().step(action)
+
+
+class Deadly(Countdown):
+    def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.seed == 7 and self.step_number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failing_environment_is_told_and_what_had_ended_is_not_lost(workers: int) -> None:
+    ended: list[Episode] = []
+    with pytest.raises(RolloutError, match="seed 7 failed at step 2: RuntimeError: the physics has diverged"):
+        rollout(
+            Recorder(), Fragile, targets=[1.0] * 4, seeds=[0, 7, 1, 3], num_workers=workers, on_episode=ended.append
+        )
+    assert [(episode.seed, episode.length) for episode in ended] == [(0, 1), (1, 2)]
+
+
+def test_a_process_that_dies_is_told() -> None:
+    ended: list[Episode] = []
+    with pytest.raises(RolloutError, match="a process with environments has died, exit code -9"):
+        rollout(Recorder(), Deadly, targets=[1.0] * 3, seeds=[0, 7, 3], num_workers=2, on_episode=ended.append)
+    assert [episode.seed for episode in ended] == [0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_processes_make_no_difference(workers: int) -> None:
+    targets, seeds = [1.0, 2.0, 3.0, 4.0, 5.0], [7, 0, 2, 5, 3]
+    alone = rollout(Recorder(), Countdown, targets=targets, seeds=seeds)
+    assert rollout(Recorder(), Countdown, targets=targets, seeds=seeds, num_workers=workers) == alone
+    assert (
+        rollout(Recorder(), Countdown, targets=targets, seeds=seeds, num_workers=workers, num_environments=2) == alone
+    )
+
+
+def test_an_environment_that_cannot_be_made_is_told() -> None:
+    with pytest.raises(RuntimeError, match="no such thing"):
+        rollout(Recorder(), cannot_be_made, targets=[1.0], seeds=[0])
+    with pytest.raises(RuntimeError, match="no such thing"):
+        rollout(Recorder(), cannot_be_made, targets=[1.0] * 2, seeds=[0, 1], num_workers=2)
+
+
+def cannot_be_made() -> Countdown:
+    raise RuntimeError("no such thing")
+
+
+@pytest.mark.parametrize(("seen", "words"), [(0.0, "is finite"), (float("nan"), "is not finite either")])
+def test_an_action_that_is_not_finite_is_told(seen: float, words: str) -> None:
+    class Lost(Recorder):
+        def act(self, observations: np.ndarray, /) -> np.ndarray:
+            actions = super().act(observations)
+            actions[observations[:, 1] == 1] = np.nan
+            return actions
+
+    class Foggy(Countdown):
+        def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            observation, *rest = super().step(action)
+            return (np.array([seen, observation[1]]), *rest)  # type: ignore[return-value]
+
+    ended: list[Episode] = []
+    with pytest.raises(RolloutError, match=f"action at step 1 of the episode with seed 6 is not finite.*{words}"):
+        rollout(Lost(), Foggy, targets=[1.0, 1.0], seeds=[4, 6], on_episode=ended.append)
+    assert [episode.seed for episode in ended] == [4]
+
+
+def test_a_wrong_call_is_told() -> None:
     with pytest.raises(ValueError, match="one target for each seed, not 1 for 2"):
         rollout(Recorder(), Countdown, targets=[1.0], seeds=[0, 1])
+    with pytest.raises(ValueError, match=r"num_environments \(0\) must be at least 1"):
+        rollout(Recorder(), Countdown, targets=[1.0], seeds=[0], num_environments=0)
+    assert rollout(Recorder(), Countdown, targets=[], seeds=[]) == []
+
+
+def test_environments_answer_in_the_order_of_the_numbers() -> None:
+    with Environments(Countdown, 5, num_workers=2) as environments:
+        assert environments.reset([10, 11, 12, 13, 14])[:, 0].tolist() == [10, 11, 12, 13, 14]
+        numbers = np.array([0, 3, 4])
+        observations, rewards, ended = environments.step(numbers, np.array([[1.0], [2.0], [3.0]]))
+    assert observations[:, 0].tolist() == [10, 13, 14]
+    assert rewards.tolist() == [1, 2, 3]
+    assert ended.tolist() == [False, False, False]
 
 
 def test_a_summary_has_the_means_and_d4rls_scores() -> None:

@@ -1,0 +1,210 @@
+"""Several environments, stepped in this process or in processes of their own.
+
+Axes: E environments, S state, A action.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from types import TracebackType
+from typing import Any, Protocol, Self, SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Environment", "EnvironmentFailedError", "Environments"]
+
+Steps = tuple[NDArray[np.floating], NDArray[np.float64], NDArray[np.bool_]]
+
+
+class Environment(Protocol):
+    """What is used of a ``gymnasium.Env``."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode: its first observation (S,)."""
+
+    def step(self, action: Any, /) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Observation, reward, terminated, truncated."""
+
+    def close(self) -> Any:
+        """Give back what it holds."""
+
+
+class EnvironmentFailedError(RuntimeError):
+    """An environment raised something, or its process died."""
+
+
+class Environments:
+    """E environments, by their numbers from 0. A context manager: it closes what it made.
+
+    Args:
+        make_environment: makes one. With workers it has to be something that can be sent to another process, such as
+            a function of a module.
+        count: E.
+        num_workers: processes among which they are shared out; 0 for none but this one.
+    """
+
+    def __init__(self, make_environment: Callable[[], Environment], count: int, *, num_workers: int = 0) -> None:
+        self.count = count
+        shares = [range(worker, count, max(1, num_workers)) for worker in range(max(1, num_workers))]
+        kind = _Remote if num_workers else _Local
+        self._groups: list[_Local | _Remote] = []
+        try:
+            for share in shares:
+                self._groups.append(kind(make_environment, share))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reset(self, seeds: Sequence[int]) -> NDArray[np.floating]:
+        """Begin an episode in the first of them, one for each seed: observations (len(seeds), S)."""
+        every, given = np.arange(len(seeds)), np.asarray(seeds)
+        return self._ask("reset", every, given)[0]
+
+    def step(self, numbers: NDArray[np.int_], actions: NDArray[np.floating]) -> Steps:
+        """Step those of these numbers: observations (n, S), rewards (n,), whether the episode has ended (n,)."""
+        return self._ask("step", numbers, actions)
+
+    def close(self) -> None:
+        """Close all of them."""
+        for group in self._groups:
+            group.close()
+
+    def _ask(self, what: str, numbers: NDArray[np.int_], values: NDArray[Any]) -> Steps:
+        if len(self._groups) == 1:
+            return self._groups[0].ask(what, numbers, values)()
+        masks = [numbers % len(self._groups) == worker for worker in range(len(self._groups))]
+        asked = [
+            (mask, group.ask(what, numbers[mask], values[mask]))
+            for mask, group in zip(masks, self._groups, strict=True)
+            if mask.any()
+        ]
+        answers = [(mask, answer()) for mask, answer in asked]
+        observations = np.empty((len(numbers), *answers[0][1][0].shape[1:]), answers[0][1][0].dtype)
+        rewards, ended = np.zeros(len(numbers)), np.zeros(len(numbers), bool)
+        for mask, answer in answers:
+            observations[mask], rewards[mask], ended[mask] = answer
+        return observations, rewards, ended
+
+
+class _Local:
+    """Some of the environments, in this process."""
+
+    def __init__(self, make_environment: Callable[[], Environment], numbers: Sequence[int]) -> None:
+        self._environments: dict[int, Environment] = {}
+        self._seeds: dict[int, int] = {}
+        self._steps = dict.fromkeys(numbers, 0)
+        try:
+            for number in numbers:
+                self._environments[number] = make_environment()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, what: str, numbers: NDArray[np.int_], values: NDArray[Any]) -> Callable[[], Steps]:
+        do = self._reset if what == "reset" else self._step
+        return lambda: _stacked([do(number, value) for number, value in zip(numbers.tolist(), values, strict=True)])
+
+    def close(self) -> None:
+        for environment in self._environments.values():
+            environment.close()
+        self._environments = {}
+
+    def _reset(self, number: int, seed: int) -> tuple[Any, float, bool]:
+        self._seeds[number], self._steps[number] = int(seed), 0
+        try:
+            return self._environments[number].reset(seed=int(seed))[0], 0.0, False
+        except Exception as error:
+            raise self._failed(number, error) from error
+
+    def _step(self, number: int, action: NDArray[np.floating]) -> tuple[Any, float, bool]:
+        try:
+            observation, reward, terminated, truncated, _ = self._environments[number].step(action)
+        except Exception as error:
+            raise self._failed(number, error) from error
+        self._steps[number] += 1
+        return observation, float(reward), terminated or truncated
+
+    def _failed(self, number: int, error: Exception) -> EnvironmentFailedError:
+        return EnvironmentFailedError(
+            f"the environment of the episode with seed {self._seeds[number]} failed at step {self._steps[number]}: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+class _Remote:
+    """Some of the environments, in a process of their own."""
+
+    def __init__(self, make_environment: Callable[[], Environment], numbers: Sequence[int]) -> None:
+        context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+        if os.name == "posix":  # not forked from here, where there are threads: from a server that has none
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["__main__", __name__])  # imported once, not by every worker
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make_environment, numbers), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, what: str, numbers: NDArray[np.int_], values: NDArray[Any]) -> Callable[[], Steps]:
+        try:
+            self._connection.send((what, numbers, values))
+        except OSError as error:
+            raise self._died() from error
+        return self._answer
+
+    def close(self) -> None:
+        with suppress(OSError):  # if it is gone already
+            self._connection.send(None)
+        self._process.join(timeout=5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._connection.close()
+
+    def _answer(self) -> Steps:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _died(self) -> EnvironmentFailedError:
+        self._process.join(timeout=5)
+        return EnvironmentFailedError(f"a process with environments has died, exit code {self._process.exitcode}")
+
+
+def _serve(connection: Connection, make_environment: Callable[[], Environment], numbers: Sequence[int]) -> None:
+    """The loop of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    group: _Local | None = None
+    try:
+        while (request := connection.recv()) is not None:
+            try:
+                group = group or _Local(make_environment, numbers)
+                connection.send(group.ask(*request)())
+            except Exception as error:
+                connection.send(error if isinstance(error, EnvironmentFailedError) else RuntimeError(str(error)))
+    except (EOFError, OSError):
+        pass  # who asked is gone
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _stacked(steps: list[tuple[Any, float, bool]]) -> Steps:
+    observations, rewards, ended = zip(*steps, strict=True)
+    return np.stack(observations), np.array(rewards), np.array(ended, bool)
