@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from envs.episodes import ActionBox, DataError
-from primal_dt.report import normalized
+from primal_dt.score import normalized
 
 __all__ = [
     "ENVIRONMENTS",
@@ -28,6 +28,7 @@ __all__ = [
     "Unit",
     "parse_name",
     "require_one_unit",
+    "task_named",
     "task_of",
 ]
 
@@ -43,6 +44,8 @@ D4RL's expert."""
 
 ENVIRONMENT_VERSION: Mapping[Source, str] = {"d4rl": "v4", "minari": "v5", "primal": "v5"}
 """D4RL v2 was recorded in the -v2 environments, of which -v4 is the closest that is still there."""
+
+NEWEST_VERSION = "v5"
 
 NAME_PATTERNS: Mapping[Source, str] = {
     "d4rl": "{environment}-{tier}-v2",
@@ -211,6 +214,19 @@ def task_of(env_id: str, tier: str | None = None, *, where: str | None = None) -
     known = ", ".join(f"{environment.gymnasium_name}-v5" for environment in ENVIRONMENTS.values())
     prefix = "" if where is None else f"{where}: "
     raise DataError(f"{prefix}there is no task for the environment {env_id!r}: it must be one such as {known}")
+
+
+def task_named(name: str) -> Task:
+    """The task of ``hopper`` (in the newest version) or ``Hopper-v4``.
+
+    Raises:
+        DataError: if the table has no such environment.
+    """
+    if name in ENVIRONMENTS:
+        return task_of(f"{ENVIRONMENTS[name].gymnasium_name}-{NEWEST_VERSION}")
+    if "-" not in name:
+        raise DataError(f"there is no task {name!r}: it must be one of {', '.join(ENVIRONMENTS)}, or such as Hopper-v4")
+    return task_of(name)
 
 
 def require_one_unit(units: Iterable[Unit]) -> Unit:

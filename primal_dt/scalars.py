@@ -7,7 +7,7 @@ import torch
 from primal_dt.attention import PrimalAttention, model_spectra
 from primal_dt.data import Batch
 from primal_dt.model import DecisionTransformer
-from primal_dt.report import TargetSummary
+from primal_dt.score import TargetSummary
 from primal_dt.trainer import TrainMetrics
 
 __all__ = ["ABOUT", "HEADLINE", "evaluation_scalars", "spectrum_scalars", "training_scalars"]

@@ -1,0 +1,222 @@
+"""A report on paper: tables for terminals and Markdown, ``report.md``, ``report.csv``, ``report.json``."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from primal_dt.files import atomic_write
+from primal_dt.report import Evaluated, Group, Report, TargetResult
+from primal_dt.table import format_table
+
+__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report"]
+
+FEW = "†"
+HEADLINE = "*"
+ELSEWHERE = "‡"
+NOTES = f"""\
+Normalized return: 0 is the reference's random policy, 100 its expert (D4RL). {HEADLINE} is the headline target, fixed
+in the task table before evaluation; other targets are shown, not selected. A run's score is the mean over its episodes,
+at its last checkpoint. ± is the sample standard deviation over seeds; IQM the interquartile mean over seeds (of three
+or fewer: the mean), in brackets its 95 % interval by a stratified bootstrap over seeds. {FEW}: fewer than 3 seeds or
+fewer than 10 episodes. {ELSEWHERE}: evaluated in another version of the environment than that of the data."""
+
+
+def results_table(report: Report) -> str:
+    """What each configuration reaches at each target: the table that people want to see first."""
+    rows = [
+        [
+            group.first.dataset,
+            group.first.policy,
+            group.first.mode or "",
+            f"{result.target:g}{HEADLINE if result.is_headline else ''}",
+            f"{_score(result.mean, result.std)}{FEW if result.is_few else ''}",
+            _interval(result),
+            f"{result.return_mean:.0f}",
+            f"{result.length_mean:.0f}",
+            str(result.num_seeds),
+            str(result.num_episodes),
+        ]
+        for group in report.groups
+        for result in group.results
+    ]
+    header = [
+        "data set",
+        "policy",
+        "mode",
+        "target",
+        "normalized return",
+        "IQM",
+        "return",
+        "length",
+        "seeds",
+        "episodes",
+    ]
+    return format_table(header, rows)
+
+
+def runs_table(report: Report) -> str:
+    """Every run by itself."""
+    rows = [
+        [
+            run.dataset,
+            run.policy,
+            run.mode or "",
+            _or_nothing(run.seed),
+            _or_nothing(run.step),
+            f"{summary.target:g}",
+            f"{summary.normalized_mean:.1f} ± {summary.normalized_std:.1f}",
+            f"{summary.normalized_median:.1f}",
+            f"{summary.normalized_least:.1f}",
+            f"{summary.normalized_most:.1f}",
+            f"{summary.length_mean:.0f}",
+            str(summary.num_episodes),
+        ]
+        for group in report.groups
+        for run in group.runs
+        for summary in run.summaries()
+    ]
+    header = ["data set", "policy", "mode", "seed", "step", "target", "mean ± std over episodes", "median", "least"]
+    return format_table([*header, "most", "length", "episodes"], rows)
+
+
+def tasks_table(report: Report) -> str:
+    """Tasks down, policies across, as in Table 4 of the paper: ours, and in brackets what was published."""
+    policies = list(dict.fromkeys(_column(group) for group in report.groups))
+    rows = []
+    for dataset in dict.fromkeys(group.first.dataset for group in report.groups):
+        own = [group for group in report.groups if group.first.dataset == dataset]
+        cells = ["; ".join(_cell(report, group) for group in own if _column(group) == policy) for policy in policies]
+        rows.append([dataset, *cells])
+    averages = report.averages()
+    for version in dict.fromkeys(average.version for average in averages):
+        own_averages = {(each.policy, each.mode): each for each in averages if each.version == version}
+        cells = []
+        for policy in policies:
+            average = own_averages.get(policy)
+            cells.append("" if average is None else f"{average.mean:.1f} (of {average.num_tasks})")
+        rows.append([f"average, {version}", *cells])
+    return format_table(["data set", *(_heading(*policy) for policy in policies)], rows)
+
+
+def cells_table(report: Report) -> str:
+    """What stands behind each cell of :func:`tasks_table`."""
+    rows = []
+    for group in report.groups:
+        run, result = group.first, group.headline
+        published = report.published_for(run)
+        rows.append(
+            [
+                run.dataset,
+                _heading(run.policy, run.mode),
+                f"{_score(result.mean, result.std)}{FEW if result.is_few else ''}",
+                "" if published is None else _score(*published),
+                ", ".join(_or_nothing(each.seed) for each in group.runs),
+                str(result.num_episodes),
+                ", ".join(dict.fromkeys(_or_nothing(each.step) for each in group.runs)),
+                f"{result.target:g}",
+                run.env_id,
+                f"{run.random_return:g}, {run.expert_return:g}",
+            ]
+        )
+    header = ["data set", "policy", "ours", "published", "seeds", "episodes", "step", "target", "environment"]
+    return format_table([*header, "returns at 0, 100"], rows)
+
+
+def write_report(report: Report, folder: Path, *, plots: Sequence[Path] = ()) -> list[Path]:
+    """Write the files; which ones they are.
+
+    Args:
+        report: what to write.
+        folder: where.
+        plots: pictures in that folder, to be shown.
+    """
+    contents = {
+        "report.md": _markdown(report, [plot.name for plot in plots]),
+        "report.csv": _csv(report),
+        "report.json": json.dumps(report.as_json(), indent=1) + "\n",
+    }
+    for name, text in contents.items():
+        with atomic_write(folder / name) as file:
+            file.write(text.encode())
+    return [folder / name for name in contents]
+
+
+def _markdown(report: Report, pictures: Sequence[str]) -> str:
+    parts = ["# Evaluation", results_table(report)]
+    if report.warnings:
+        parts += ["## Warnings", "\n".join(f"* {warning}" for warning in report.warnings)]
+    parts.append(NOTES)
+    parts += [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in pictures]
+    parts += ["## Tasks and policies", tasks_table(report)]
+    if report.published:
+        parts.append("In brackets: published for that environment and tier, with D4RL's data and its environments.")
+    parts += ["## What stands behind each cell", cells_table(report), "## Runs", runs_table(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _csv(report: Report) -> str:
+    text = io.StringIO()
+    rows = [_csv_row(group.first, result) for group in report.groups for result in group.results]
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_row(run: Evaluated, result: TargetResult) -> dict[str, object]:
+    low, high = result.interval or ("", "")
+    return {
+        "dataset": run.dataset,
+        "policy": run.policy,
+        "mode": run.mode,
+        "environment": run.env_id,
+        "trained_environment": run.trained_env_id,
+        "step": run.step,
+        "target": result.target,
+        "headline": result.is_headline,
+        "seeds": result.num_seeds,
+        "episodes": result.num_episodes,
+        "normalized_mean": result.mean,
+        "normalized_std": result.std,
+        "iqm": result.iqm,
+        "iqm_low": low,
+        "iqm_high": high,
+        "return_mean": result.return_mean,
+        "length_mean": result.length_mean,
+        "few": result.is_few,
+    }
+
+
+def _column(group: Group) -> tuple[str, str | None]:
+    return (group.first.policy, group.first.mode)
+
+
+def _heading(policy: str, mode: str | None) -> str:
+    return policy if mode in (None, "window") else f"{policy}, {mode}"
+
+
+def _cell(report: Report, group: Group) -> str:
+    result, published = group.headline, report.published_for(group.first)
+    beside = "" if published is None else f" ({_score(*published)})"
+    mark = ELSEWHERE if _is_elsewhere(group.first) else ""
+    return f"{_score(result.mean, result.std)}{FEW if result.is_few else ''}{mark}{beside}"
+
+
+def _is_elsewhere(run: Evaluated) -> bool:
+    return run.env_id != run.trained_env_id
+
+
+def _score(mean: float, spread: float | None) -> str:
+    return f"{mean:.1f}" if spread is None else f"{mean:.1f} ± {spread:.1f}"
+
+
+def _interval(result: TargetResult) -> str:
+    if result.interval is None:
+        return f"{result.iqm:.1f}"
+    return f"{result.iqm:.1f} [{result.interval.low:.1f}, {result.interval.high:.1f}]"
+
+
+def _or_nothing(value: int | None) -> str:
+    return "" if value is None else str(value)

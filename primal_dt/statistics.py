@@ -1,0 +1,89 @@
+"""Scores of several runs as one number with an interval, and as a distribution.
+
+After "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264): with few runs, a mean
+without an interval says little. A run's score is the mean over its episodes; tasks are strata, runs are resampled
+within each.
+
+Axes: T tasks, N runs of a task.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Interval", "interquartile_mean", "iqm_interval", "performance_profile", "profile_band", "std_over_seeds"]
+
+NUM_RESAMPLES = 5_000
+Scores = Sequence[NDArray[np.float64]]
+"""T arrays (N,), a score for each run of each task."""
+
+
+class Interval(NamedTuple):
+    """Where a number is, with 95 % confidence."""
+
+    low: float
+    high: float
+
+
+def interquartile_mean(scores: ArrayLike) -> NDArray[np.float64]:
+    """(..., N) -> (...): the mean of what is left when a quarter is cut off at each end.
+
+    As many are cut off as a quarter of N has whole ones, so of three or fewer none: then it is the mean.
+    """
+    values = np.sort(np.asarray(scores, np.float64), axis=-1)
+    count = values.shape[-1]
+    cut = count // 4
+    return np.asarray(values[..., cut : count - cut].mean(-1))
+
+
+def iqm_interval(scores: Scores, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES) -> Interval | None:
+    """A stratified bootstrap's percentile interval of the interquartile mean over all runs of all tasks.
+
+    None where nothing can be resampled: if no task has two runs.
+    """
+    if all(len(runs) < 2 for runs in scores):
+        return None
+    means = interquartile_mean(np.concatenate(_resampled(scores, random, num_resamples), axis=1))
+    low, high = np.percentile(means, (2.5, 97.5))
+    return Interval(float(low), float(high))
+
+
+def std_over_seeds(scores: ArrayLike) -> float | None:
+    """The standard deviation that runs with other seeds would have, estimated from these; None from one run."""
+    values = np.asarray(scores, np.float64)
+    return float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+def performance_profile(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
+    """The share of episodes with a score above each threshold, every run having the same weight.
+
+    Args:
+        runs: an array for each run, the scores of its episodes.
+        thresholds: (M,).
+    """
+    return np.asarray(_shares(runs, thresholds).mean(0))
+
+
+def profile_band(
+    runs: Scores, thresholds: ArrayLike, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Where the profile is with 95 % confidence at each threshold, from resampled runs; None from one run."""
+    if len(runs) < 2:
+        return None
+    shares = _shares(runs, thresholds)  # (N, M)
+    chosen = random.integers(len(runs), size=(num_resamples, len(runs)))
+    low, high = np.percentile(shares[chosen].mean(1), (2.5, 97.5), axis=0)
+    return low, high
+
+
+def _shares(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
+    """(N, M)."""
+    levels = np.asarray(thresholds, np.float64)
+    return np.stack([(np.asarray(run)[:, None] > levels).mean(0) for run in runs])
+
+
+def _resampled(scores: Scores, random: np.random.Generator, num_resamples: int) -> list[NDArray[np.float64]]:
+    """T arrays (num_resamples, N): runs drawn with replacement, within each task."""
+    return [np.asarray(runs)[random.integers(len(runs), size=(num_resamples, len(runs)))] for runs in scores]
