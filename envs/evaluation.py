@@ -12,7 +12,7 @@ from envs.mujoco import make_environment
 from envs.tasks import Task
 from primal_dt.rollout import Episode, Policy, rollout
 
-__all__ = ["BatchedPolicy", "evaluate", "evaluate_episodes"]
+__all__ = ["BatchedPolicy", "choose_workers", "evaluate", "evaluate_episodes"]
 
 ENVIRONMENTS_PER_WORKER = 16
 """Below that, a process of its own costs more than it saves."""
@@ -56,8 +56,7 @@ def evaluate_episodes(
     """
     pairs = list(wanted)
     if num_workers is None:
-        num_workers = min(available_cores(), min(num_environments, len(pairs)) // ENVIRONMENTS_PER_WORKER)
-        num_workers = num_workers if num_workers > 1 else 0
+        num_workers = choose_workers(min(num_environments, len(pairs)))
     return rollout(
         policy,
         partial(make_environment, task),
@@ -70,9 +69,11 @@ def evaluate_episodes(
     )
 
 
-def available_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def choose_workers(num_environments: int) -> int:
+    """How many processes to step so many environments in; 0 if this one alone is as fast."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, num_environments // ENVIRONMENTS_PER_WORKER)
+    return workers if workers > 1 else 0
 
 
 class BatchedPolicy:

@@ -17,7 +17,7 @@ from primal_dt.tiles import Tiles
 
 __all__ = ["DecisionTransformerPolicy"]
 
-CPU_TILE: Mapping[InferenceMode, int] = {"window": 8, "streaming": 32}
+CPU_TILE: Mapping[InferenceMode, int] = {"window": 8, "streaming": 64}
 """Environments of one forward pass, by mode: few enough for one environment, enough for many (docs/performance.md)."""
 
 

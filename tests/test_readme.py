@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,10 @@ SMALL = {
     "python -m benchmarks.attention": "--lengths 32 --seconds 0.01",
     "python train.py": "--steps 20 --log-every-steps 10 --save-every-steps 20 --eval-every-steps 20 --eval-episodes 1 "
     "--spectrum-every-steps 0 --width 16 --context 4",
+    "python -m benchmarks.rollout": "--envs 1 2 --seconds 0.01 --width 16 --context 4",
+    "python evaluate.py runs/*": "--episodes 1",
+    "python evaluate.py --policy random --task hopper": "--episodes 2",
+    "python evaluate.py --policy hopper/expert": "--episodes 2",
     "python -m benchmarks.data": "--steps 3000 --rounds 1 --record-seconds 0.01 --sampler-seconds 0.01",
 }
 
@@ -51,8 +56,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return variables
 
 
+@pytest.fixture(scope="session")
+def runs(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the README's own command, made short, for the commands that want one."""
+    root = tmp_path_factory.mktemp("trained")
+    run(f"python train.py {SMALL['python train.py']}", root, folders)
+    return root / "runs"
+
+
 def run(command: str, folder: Path, variables: dict[str, str]) -> None:
-    words = shlex.split(command)
+    words = [found for word in shlex.split(command) for found in expanded(word, folder)]
     assert words[0] == "python"
     if words[1].endswith(".py"):
         words[1] = str(ROOT / words[1])
@@ -65,6 +78,11 @@ def run(command: str, folder: Path, variables: dict[str, str]) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+def expanded(word: str, folder: Path) -> list[str]:
+    """As a shell does it."""
+    return sorted(map(str, folder.glob(word))) if "*" in word else [word]
 
 
 def run_python_blocks(page: Path) -> dict[str, Any]:
@@ -92,8 +110,9 @@ def test_the_python_examples_run(
 
 
 @pytest.mark.parametrize("command", commands())
-def test_a_command_runs(command: str, folders: dict[str, str], tmp_path: Path) -> None:
-    """From another folder than the repository's."""
+def test_a_command_runs(command: str, folders: dict[str, str], runs: Path, tmp_path: Path) -> None:
+    """From another folder than the repository's, in which there is a run."""
+    shutil.copytree(runs, tmp_path / "runs")
     run(f"{command} {SMALL.get(command, '')}", tmp_path, folders)
 
 

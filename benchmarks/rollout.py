@@ -1,0 +1,204 @@
+"""How fast policies are rolled out: window and streaming, beside one environment at a time and no policy at all.
+
+In HalfCheetah, whose episodes all have 1,000 steps, with a model of random weights. All are timed by turns, a step of
+all environments at a time, once their windows are full. "plain loop" is how a Decision Transformer is usually
+evaluated: one environment, and at each step the whole model on the last K steps, with all threads.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.measure import Timing, time_interleaved
+from envs.evaluation import choose_workers
+from envs.mujoco import make_environment
+from envs.tasks import task_of
+from primal_dt.data import Batch
+from primal_dt.files import atomic_write
+from primal_dt.inference import InferenceMode
+from primal_dt.model import DecisionTransformer, ModelShape
+from primal_dt.normalizer import Normalizer
+from primal_dt.policy import DecisionTransformerPolicy
+from primal_dt.rollout import Policy
+from primal_dt.table import format_table
+from primal_dt.vector import Environments
+
+TASK = task_of("HalfCheetah-v5")
+PLAIN = "plain loop, 1 environment"
+BARS = {"window": 3.5, "streaming": 15.0}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to measure."""
+
+    envs: tuple[int, ...] = (1, 16, 64, 128)
+    """Environments at a time."""
+    context: int = 20
+    """K."""
+    width: int = 128
+    """D."""
+    attention: str = "primal-plus"
+    """The stack."""
+    seconds: float = 20.0
+    """How long each is timed."""
+    out: Path | None = None
+    """A file for the results as JSON."""
+
+
+class PlainPolicy:
+    """One environment; at each step the whole model on the last K steps, padded on the right as in training."""
+
+    def __init__(self, model: DecisionTransformer, normalizer: Normalizer) -> None:
+        self.model = model.eval()
+        self.normalizer = normalizer
+
+    def reset(self, targets: NDArray[np.float64], /) -> None:
+        """Begin an episode."""
+        assert len(targets) == 1
+        self._left = float(targets[0])
+        self._states: list[NDArray[np.float32]] = []
+        self._actions: list[NDArray[np.float32]] = []
+        self._returns: list[float] = []
+
+    @torch.inference_mode()
+    def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
+        """(1, S) -> (1, A)."""
+        shape, K = self.model.shape, self.model.shape.context
+        self._states.append(self.normalizer.states(observations[0]))
+        self._returns.append(self._left / self.normalizer.return_scale)
+        self._actions.append(np.zeros(shape.action_width, np.float32))
+        count, first = min(K, len(self._states)), max(0, len(self._states) - K)
+        states, actions = torch.zeros(1, K, shape.state_width), torch.zeros(1, K, shape.action_width)
+        returns, timesteps = torch.zeros(1, K, 1), torch.zeros(1, K, dtype=torch.int64)
+        states[0, :count] = torch.from_numpy(np.stack(self._states[first:]))
+        actions[0, :count] = torch.from_numpy(np.stack(self._actions[first:]))
+        returns[0, :count, 0] = torch.tensor(self._returns[first:])
+        timesteps[0, :count] = torch.arange(first, first + count)
+        valid = torch.arange(K)[None] < count
+        action = self.model(Batch(states, actions, returns, timesteps, valid)).actions[0, count - 1]
+        self._actions[-1] = action.numpy()
+        return self._actions[-1][None]
+
+    def observe(self, rewards: NDArray[np.float64], /) -> None:
+        """The reward of the last action."""
+        self._left -= float(rewards[0])
+
+    def keep(self, rows: NDArray[np.bool_], /) -> None:
+        """There is one: it stays."""
+
+
+class Session:
+    """Episodes that go on from call to call, and begin again when they have ended."""
+
+    def __init__(self, policy: Policy | None, environments: Environments, *, warm_up: int) -> None:
+        self.policy = policy
+        self.environments = environments
+        self._rows = np.arange(environments.count)
+        width = TASK.environment.action_width
+        self._actions = np.random.default_rng(0).uniform(-1, 1, (environments.count, width)).astype(np.float32)
+        self._warm_up = warm_up
+        self._begin()
+
+    def step(self) -> None:
+        """One step of all environments."""
+        actions = self._actions if self.policy is None else self.policy.act(self._observations)
+        self._observations, rewards, ended = self.environments.step(self._rows, actions)
+        if self.policy is not None:
+            self.policy.observe(rewards)
+        if ended.any():
+            self._begin()
+
+    def _begin(self) -> None:
+        self._observations = self.environments.reset(self._rows.tolist())
+        if self.policy is not None:
+            self.policy.reset(np.full(len(self._rows), TASK.environment.targets[0]))
+        for _ in range(self._warm_up):
+            self.step()
+
+
+def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Callable[[], None]]]:
+    """What is timed: its name, its number of environments, a step of it."""
+    torch.manual_seed(0)
+    environment = TASK.environment
+    shape = ModelShape(
+        environment.state_width,
+        (-1.0,) * environment.action_width,
+        (1.0,) * environment.action_width,
+        attention=config.attention,
+        width=config.width,
+        context=config.context,
+    )
+    model = DecisionTransformer(shape)
+    units = Normalizer(np.zeros(shape.state_width, np.float32), np.ones(shape.state_width, np.float32), 1000.0)
+
+    def session(policy: Policy | None, count: int) -> Callable[[], None]:
+        made = Environments(partial(make_environment, TASK), count, num_workers=choose_workers(count))
+        return Session(policy, stack.enter_context(made), warm_up=0 if policy is None else config.context).step
+
+    yield PLAIN, 1, session(PlainPolicy(model, units), 1)
+    for count in config.envs:
+        yield f"environments alone, {count}", count, session(None, count)
+        modes: tuple[InferenceMode, ...] = ("window", "streaming")
+        for mode in modes:
+            yield f"{mode}, {count}", count, session(DecisionTransformerPolicy(model, units, mode=mode), count)
+    # What it costs that results do not depend on how many run at once: the same with one tile of just the right size.
+    for mode in modes:
+        for count in (config.envs[0], config.envs[-1]):
+            policy = DecisionTransformerPolicy(model, units, mode=mode, tile=count)
+            yield f"{mode}, {count}, one tile", count, session(policy, count)
+
+
+def table(timings: dict[str, tuple[int, Timing]]) -> str:
+    """Steps per second, and times as fast as the plain loop."""
+    plain = 1 / timings[PLAIN][1].median
+    rows = []
+    for name, (count, timing) in timings.items():
+        rate = count / timing.median
+        quartiles = f"{count / timing.upper_quartile:,.0f} to {count / timing.lower_quartile:,.0f}"
+        rows.append([name, f"{rate:,.0f}", quartiles, f"{rate / plain:.2f}"])
+    return format_table(["", "steps per second", "quartiles", "times the plain loop"], rows)
+
+
+def verdicts(timings: dict[str, tuple[int, Timing]]) -> Iterator[str]:
+    """The bars, at the number of environments where each mode is fastest and at the largest."""
+    plain = 1 / timings[PLAIN][1].median
+    for mode, bar in BARS.items():
+        rates = {name: count / own.median for name, (count, own) in timings.items() if name.startswith(f"{mode}, ")}
+        last = [name for name in rates if "one tile" not in name][-1]
+        times = rates[last] / plain
+        yield f"[{'met' if times >= bar else 'MISSED'}] {last}: {times:.2f} times the plain loop (bar {bar:g})"
+
+
+def main(config: Config) -> None:
+    """Time all by turns, show, save."""
+    with ExitStack() as stack:
+        made = {name: (count, step) for name, count, step in sessions(config, stack)}
+        with tqdm(desc="steps", unit=" calls", leave=False) as bar:
+            seen = time_interleaved(
+                {name: step for name, (_, step) in made.items()},
+                seconds=config.seconds,
+                device=torch.device("cpu"),
+                on_call=lambda name: bar.update(),
+            )
+    timings = {name: (made[name][0], timing) for name, timing in seen.items()}
+    print(f"{TASK.env_id}, {config.attention}, width {config.width}, 3 layers, K {config.context}, ", end="")
+    print(f"{torch.get_num_threads()} threads\n\n{table(timings)}\n")
+    print("\n".join(verdicts(timings)))
+    if config.out is not None:
+        content = {name: {"environments": count, **asdict(timing)} for name, (count, timing) in timings.items()}
+        with atomic_write(config.out) as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
