@@ -8,17 +8,16 @@ yet, and writes report.md, report.csv, report.json and plots. The ends of the sc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import tyro
 from tqdm import tqdm
 
 from envs.episodes import DataError
 from envs.evaluated import Plan, Trained, evaluate_behaviour, evaluate_trained, open_trained
+from envs.evaluation import Watch
 from envs.published import TABLE_4
 from envs.tasks import task_named
 from envs.video import record_video
@@ -28,7 +27,7 @@ from primal_dt.inference import InferenceMode
 from primal_dt.plots import plot_report
 from primal_dt.report import Evaluated, Report
 from primal_dt.report_files import FEW, results_table, write_report
-from primal_dt.rollout import RolloutError
+from primal_dt.rollout import Episode, RolloutError
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
@@ -111,8 +110,8 @@ def evaluate_runs(config: Config) -> list[Evaluated]:
     evaluated = []
     for number, trained in enumerate(every, 1):
         for mode in modes:
-            with progress(f"{number}/{len(every)} {trained.name}, {mode}") as on_step:
-                evaluated.append(evaluate_trained(trained, config.plan, mode=mode, device=device, on_step=on_step))
+            with Progress(f"{number}/{len(every)} {trained.name}, {mode}") as bar:
+                evaluated.append(evaluate_trained(trained, config.plan, mode=mode, device=device, watches=[bar]))
         if config.video:
             film(trained, evaluated[-1], config)
     return evaluated
@@ -122,8 +121,8 @@ def evaluate_policy(config: Config) -> list[Evaluated]:
     """A behaviour policy."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
-    with progress(f"{name} in {task.env_id}") as on_step:
-        return [evaluate_behaviour(name, task, config.plan, on_step=on_step)]
+    with Progress(f"{name} in {task.env_id}") as bar:
+        return [evaluate_behaviour(name, task, config.plan, watches=[bar])]
 
 
 def film(trained: Trained, evaluated: Evaluated, config: Config) -> None:
@@ -159,18 +158,40 @@ def folder_of(config: Config) -> Path:
     return config.out or Path("reports") / STARTED
 
 
-@contextmanager
-def progress(name: str) -> Iterator[Callable[[int], None]]:
-    """A bar of steps in a terminal, a line elsewhere; it is told how many environments still run."""
-    begin = time.monotonic()
-    with tqdm(desc=name, unit=" steps", disable=not sys.stderr.isatty(), leave=False) as bar:
+class Progress(Watch):
+    """A bar with the time that is left, at most, in a terminal; a line at the end elsewhere."""
 
-        def on_step(running: int) -> None:
-            bar.set_postfix_str(f"{running} environments run", refresh=False)
-            bar.update(running)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._limit = self._num_episodes = 0
+        self._begin = time.monotonic()
+        self._bar = tqdm(desc=name, unit=" steps", disable=not sys.stderr.isatty(), leave=False)
 
-        yield on_step
-    print(f"{name}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        if self._num_episodes:
+            seconds = time.monotonic() - self._begin
+            print(f"{self._name}: {self._num_episodes} episodes in {seconds:.1f} s", file=sys.stderr)
+        else:
+            print(f"{self._name}: nothing new to run", file=sys.stderr)
+
+    def begin(self, num_episodes: int, episode_limit: int) -> None:
+        """Every episode counts as if it had the most steps that it can have."""
+        self._limit = episode_limit
+        self._bar.reset(total=num_episodes * episode_limit)
+
+    def step(self, running: int) -> None:
+        """Environments that still run."""
+        self._bar.set_postfix_str(f"{running} run", refresh=False)
+        self._bar.update(running)
+
+    def end_episode(self, episode: Episode) -> None:
+        """What it was spared; the step that ended it is not counted among those of running environments."""
+        self._num_episodes += 1
+        self._bar.update(self._limit - episode.length + 1)
 
 
 STARTED = time.strftime("%Y%m%d-%H%M%S")

@@ -5,7 +5,6 @@ by: python train.py quick --help. A run that was stopped goes on with: python tr
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import tyro
 
 from envs.datasets import Dataset, load_dataset
 from envs.episodes import DataError
-from envs.evaluation import evaluate
+from envs.evaluation import Watch, evaluate
 from envs.mujoco import make_environment
 from envs.training import dataset_again, make_sampler, model_shape, task_facts
 from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
@@ -101,14 +100,18 @@ def lead(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reque
     """The part of the first process: evaluate, write, show."""
     task = task_facts(config, dataset)
 
-    def run_episodes(policy: Policy, on_step: Callable[[int], None]) -> list[Episode]:
+    class GivesWay(Watch):
+        def step(self, running: int) -> None:
+            request.give_way()
+
+    def run_episodes(policy: Policy) -> list[Episode]:
         return evaluate(
             policy,
             dataset.task,
             targets=task["targets"],
             num_episodes=config.evaluation.eval_episodes,
             seed=config.evaluation.eval_seed,
-            on_step=on_step,
+            watches=[GivesWay()],
         )
 
     print(f"run folder: {folder}\nwatch it:   tensorboard --logdir {folder.parent}", flush=True)

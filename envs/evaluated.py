@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from envs.behaviour import load_policy
 from envs.episodes import DataError
-from envs.evaluation import BatchedPolicy, evaluate_episodes
+from envs.evaluation import BatchedPolicy, Watch, evaluate_episodes
 from envs.results import KeptEpisodes, digest_of
 from envs.tasks import Task, task_of
 from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
@@ -94,7 +94,7 @@ def evaluate_trained(
     *,
     mode: InferenceMode,
     device: torch.device,
-    on_step: Callable[[int], None] = lambda running: None,
+    watches: Iterable[Watch] = (),
 ) -> Evaluated:
     """Run what is not known yet; every episode is kept beside the run as soon as it ends."""
     checkpoint, task = trained.checkpoint, trained.task
@@ -111,8 +111,7 @@ def evaluate_trained(
             missing,
             num_environments=plan.num_environments,
             num_workers=plan.num_workers,
-            on_step=on_step,
-            on_episode=kept.add,
+            watches=[kept, *watches],  # kept before anybody else can fail
         )
     run, model = checkpoint.config["run"], checkpoint.config["model"]
     return Evaluated(
@@ -135,9 +134,7 @@ def evaluate_trained(
     )
 
 
-def evaluate_behaviour(
-    name: str, task: Task, plan: Plan, *, on_step: Callable[[int], None] = lambda running: None
-) -> Evaluated:
+def evaluate_behaviour(name: str, task: Task, plan: Plan, *, watches: Iterable[Watch] = ()) -> Evaluated:
     """A behaviour policy, whose returns are the ends of the scale. It is not asked for any."""
     reference, headline = task.environment.reference, task.environment.targets[0]
     episodes: list[Episode] = evaluate_episodes(
@@ -146,7 +143,7 @@ def evaluate_behaviour(
         _wanted(plan, (headline,)),
         num_environments=plan.num_environments,
         num_workers=plan.num_workers,
-        on_step=on_step,
+        watches=watches,
     )
     return Evaluated(
         dataset="no data set",

@@ -1,7 +1,7 @@
 """A policy's episodes in the environment of a task."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,10 +12,23 @@ from envs.mujoco import make_environment
 from envs.tasks import Task
 from primal_dt.rollout import Episode, Policy, rollout
 
-__all__ = ["BatchedPolicy", "choose_workers", "evaluate", "evaluate_episodes"]
+__all__ = ["BatchedPolicy", "Watch", "choose_workers", "evaluate", "evaluate_episodes"]
 
 ENVIRONMENTS_PER_WORKER = 16
 """Below that, a process of its own costs more than it saves."""
+
+
+class Watch:
+    """Somebody who is told how an evaluation goes. This one does not care."""
+
+    def begin(self, num_episodes: int, episode_limit: int) -> None:
+        """So many episodes are to be run, none of them with more steps than that."""
+
+    def step(self, running: int) -> None:
+        """A step was made in this many environments."""
+
+    def end_episode(self, episode: Episode) -> None:
+        """One has ended."""
 
 
 def evaluate(
@@ -25,11 +38,11 @@ def evaluate(
     targets: Sequence[float],
     num_episodes: int,
     seed: int,
-    on_step: Callable[[int], None] = lambda running: None,
+    watches: Iterable[Watch] = (),
 ) -> list[Episode]:
     """So many episodes for each target. Episode i is seeded with ``seed + i``, whatever its target."""
     wanted = [(target, seed + i) for target in targets for i in range(num_episodes)]
-    return evaluate_episodes(policy, task, wanted, on_step=on_step)
+    return evaluate_episodes(policy, task, wanted, watches=watches)
 
 
 def evaluate_episodes(
@@ -39,8 +52,7 @@ def evaluate_episodes(
     *,
     num_environments: int = 64,
     num_workers: int | None = None,
-    on_step: Callable[[int], None] = lambda running: None,
-    on_episode: Callable[[Episode], None] = lambda episode: None,
+    watches: Iterable[Watch] = (),
 ) -> list[Episode]:
     """An episode for each pair of target and seed.
 
@@ -51,10 +63,20 @@ def evaluate_episodes(
         num_environments: how many run at a time, at most.
         num_workers: processes that step them. By default one for every 16 environments, but not more than there are
             cores; none if that is less than two.
-        on_step: told after each step how many still run.
-        on_episode: told of each episode when it ends.
+        watches: are told how it goes.
     """
-    pairs = list(wanted)
+    pairs, told = list(wanted), list(watches)
+
+    def on_step(running: int) -> None:
+        for watch in told:
+            watch.step(running)
+
+    def on_episode(episode: Episode) -> None:
+        for watch in told:
+            watch.end_episode(episode)
+
+    for watch in told:
+        watch.begin(len(pairs), task.environment.episode_limit)
     if num_workers is None:
         num_workers = choose_workers(min(num_environments, len(pairs)))
     return rollout(

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from envs.evaluation import Watch
 from primal_dt.rollout import Episode
 
 __all__ = ["KeptEpisodes", "digest_of"]
@@ -20,8 +21,8 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-class KeptEpisodes:
-    """What is known of a policy in an environment.
+class KeptEpisodes(Watch):
+    """What is known of a policy in an environment, and what comes to be known.
 
     Args:
         path: the file; it need not exist.
@@ -42,8 +43,8 @@ class KeptEpisodes:
         """An episode, if it is known."""
         return self._known.get((target, seed))
 
-    def add(self, episode: Episode) -> None:
-        """Keep one, at once."""
+    def end_episode(self, episode: Episode) -> None:
+        """Keep it, at once."""
         self._remember(episode)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:

@@ -21,7 +21,7 @@ from primal_dt.trainer import Trainer
 
 __all__ = ["Run"]
 
-Evaluate = Callable[[Policy, Callable[[int], None]], list[Episode]]
+Evaluate = Callable[[Policy], list[Episode]]
 
 
 class Run:
@@ -36,7 +36,7 @@ class Run:
         trainer: at its first step, or where ``checkpoint`` has left it.
         normalizer: of the data.
         task: facts that go into checkpoints: ``random_return`` and ``expert_return`` of the reference among them.
-        evaluate: runs a policy's episodes, and calls its second argument after each step.
+        evaluate: runs a policy's episodes; it raises StopRequestedError if a stop is requested meanwhile.
         spectrum_batch: for looking at the spectra of the layers.
         checkpoint: that the run goes on from.
         request: whether somebody asked to stop.
@@ -122,7 +122,7 @@ class Run:
             return {}
         policy = DecisionTransformerPolicy(self.trainer.model, self.normalizer)
         with self._progress.evaluating():
-            episodes = self._evaluate(policy, self.request.give_way)
+            episodes = self._evaluate(policy)
         self.summaries = summarize(
             episodes, random_return=self.task["random_return"], expert_return=self.task["expert_return"]
         )

@@ -185,8 +185,8 @@ def test_an_episode_that_fails_loses_none_that_had_ended(
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     kept = KeptEpisodes(path)
-    kept.add(Episode(1.0, 2, 3.5, 4))
-    kept.add(Episode(1.0, 3, 0.1 + 0.2, 4))
+    kept.end_episode(Episode(1.0, 2, 3.5, 4))
+    kept.end_episode(Episode(1.0, 3, 0.1 + 0.2, 4))
     again = KeptEpisodes(path)
     assert again.get(1.0, 3) == Episode(1.0, 3, 0.1 + 0.2, 4)
     path.write_text(path.read_text()[:-10])
