@@ -10,24 +10,25 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any
 
+import torch
 import tyro
-from tqdm import tqdm
 
 from envs.episodes import DataError
 from envs.evaluated import Plan, Trained, evaluate_behaviour, evaluate_trained, open_trained
-from envs.evaluation import Watch
+from envs.progress import Progress
 from envs.published import TABLE_4
 from envs.tasks import task_named
-from envs.video import record_video
+from envs.video import check_video, record_video
 from primal_dt.checkpoint import CheckpointError
 from primal_dt.distributed import choose_device
 from primal_dt.inference import InferenceMode
 from primal_dt.plots import plot_report
 from primal_dt.report import Evaluated, Report
-from primal_dt.report_files import FEW, results_table, write_report
-from primal_dt.rollout import Episode, RolloutError
+from primal_dt.report_files import MARKS, results_table, write_report
+from primal_dt.rollout import RolloutError
+from primal_dt.runs import commit, versions
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
@@ -51,15 +52,15 @@ class Config:
     seed: int = 2_000_000
     """Episode i is seeded with this plus i: other episodes than those that are watched in training."""
     envs: int = 64
-    """Environments that run at a time. The result does not depend on it."""
+    """Environments that run at a time. On a CPU the result does not depend on it."""
     workers: int | None = None
-    """Processes that step them. If not given: one for every 16, up to the number of cores."""
+    """Processes that step them; 0 for none but this one. If not given: what is fastest for so many environments."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     env_id: str | None = None
-    """Another version of the environment than the data's; needs --allow-version-mismatch."""
+    """Another version of the environment than the one trained for; needs --allow-version-mismatch."""
     allow_version_mismatch: bool = False
-    """Evaluate in another version than the data's. The report carries a warning."""
+    """Evaluate in another version than the one trained for. The report carries a warning."""
     fresh: bool = False
     """Run again what has been run before."""
     video: bool = False
@@ -72,82 +73,121 @@ class Config:
     def __post_init__(self) -> None:
         if bool(self.runs) == (self.policy is not None):
             raise ValueError("give runs to evaluate, such as runs/hopper*; or --policy random --task hopper")
+        if self.runs and self.task is not None:
+            raise ValueError("--task is for --policy; a run knows its own, and --env-id gives it another version")
         if self.policy is not None and self.task is None and "/" not in self.policy:
             raise ValueError(f"--policy {self.policy} needs --task: hopper, halfcheetah or walker2d")
-        for name, value in (("episodes", self.episodes), ("envs", self.envs), ("seed", self.seed + 1)):
-            if value < 1:
-                raise ValueError(f"{name} ({value - (name == 'seed')}) is too small")
+        for_runs = {"--targets": self.targets, "--env-id": self.env_id, "--fresh": self.fresh, "--video": self.video}
+        for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
+        if self.policy is not None and (given := [name for name, value in for_runs.items() if value]):
+            raise ValueError(f"{given[0]} is for runs, and does nothing for --policy")
+        least = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
+        least["workers"] = (self.workers or 0, 0)
+        for name, (value, bound) in least.items():
+            if value < bound:
+                raise ValueError(f"{name} ({value}) must be at least {bound}")
 
     @property
     def plan(self) -> Plan:
         """The episodes."""
         return Plan(self.targets, self.episodes, self.seed, self.envs, self.workers, self.fresh)
 
+    @property
+    def modes(self) -> tuple[InferenceMode, ...]:
+        """Streaming is never without window beside it."""
+        return ("window",) if self.mode == "window" else ("window", "streaming")
+
 
 def main() -> int:
     """Parse, evaluate, report; and say what went wrong, if anything did."""
     try:
         config = tyro.cli(Config, description=__doc__)
-        evaluated = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
-        publish(Report.of(evaluated, TABLE_4), config)
+        evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
+        if evaluated:
+            facts = facts_of(config)
+            table = {f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()}
+            publish(Report.of(evaluated, published=table, facts=facts, failures=failures), config)
     except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
-        print("stopped; the episodes that had ended are kept", file=sys.stderr)
+        print("stopped; a run's episodes that had ended are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return 0
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    return EXIT_MISTAKE if failures else 0
 
 
-def evaluate_runs(config: Config) -> list[Evaluated]:
-    """Open all checkpoints, so that what is wrong is told at once; then run them one after the other."""
+def evaluate_runs(config: Config) -> tuple[list[Evaluated], list[str]]:
+    """Open all checkpoints, so that what is wrong is told at once; then run them one after the other.
+
+    A run that fails on the way does not stop the others: what was evaluated, and what went wrong.
+    """
     device = choose_device(config.device)
-    every = [
-        open_trained(path, env_id=config.env_id, allow_version_mismatch=config.allow_version_mismatch)
-        for path in config.runs
-    ]
-    modes: list[InferenceMode] = ["window"] if config.mode == "window" else ["window", "streaming"]
-    evaluated = []
+    every = distinct([open_one(path, config) for path in config.runs])
+    if config.video:
+        check_video(every[0].task)
+    evaluated, failures = [], []
     for number, trained in enumerate(every, 1):
-        for mode in modes:
-            with Progress(f"{number}/{len(every)} {trained.name}, {mode}") as bar:
-                evaluated.append(evaluate_trained(trained, config.plan, mode=mode, device=device, watches=[bar]))
-        if config.video:
-            film(trained, evaluated[-1], config)
-    return evaluated
+        for mode in config.modes:
+            try:
+                with Progress(f"{number}/{len(every)} {trained.name}, {mode}") as bar:
+                    evaluated.append(evaluate_trained(trained, config.plan, mode=mode, device=device, watches=[bar]))
+            except (RolloutError, CheckpointError) as error:
+                failures.append(f"{trained.name}, {mode}: {error}")
+                continue
+            if config.video:
+                film(trained, evaluated[-1], config, mode=mode, device=device)
+    return evaluated, failures
 
 
-def evaluate_policy(config: Config) -> list[Evaluated]:
+def open_one(path: Path, config: Config) -> Trained:
+    """A checkpoint that can act as it shall."""
+    return open_trained(
+        path, env_id=config.env_id, allow_version_mismatch=config.allow_version_mismatch, mode=config.mode
+    )
+
+
+def distinct(every: list[Trained]) -> list[Trained]:
+    """Without runs of one configuration and one seed: they are one experiment, whatever their folders are called."""
+    kept: dict[tuple[str, int], Trained] = {}
+    for trained in every:
+        first = kept.setdefault((trained.configuration, trained.seed), trained)
+        if first is not trained:
+            print(f"{trained.path} is left out: it has the settings and the seed of {first.path}", file=sys.stderr)
+    return list(kept.values())
+
+
+def evaluate_policy(config: Config) -> tuple[list[Evaluated], list[str]]:
     """A behaviour policy."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
     with Progress(f"{name} in {task.env_id}") as bar:
-        return [evaluate_behaviour(name, task, config.plan, watches=[bar])]
+        evaluated = evaluate_behaviour(name, task, config.plan, watches=[bar])
+    return [evaluated], list(evaluated.notes)
 
 
-def film(trained: Trained, evaluated: Evaluated, config: Config) -> None:
+def film(trained: Trained, evaluated: Evaluated, config: Config, *, mode: InferenceMode, device: torch.device) -> None:
     """An episode for each target."""
+    policy = trained.policy(mode, device)
     for target in dict.fromkeys(episode.target for episode in evaluated.episodes):
-        path = folder_of(config) / f"{trained.name}-target-{target:g}.mp4"
-        record_video(trained.checkpoint.policy(), trained.task, path, target=target, seed=config.seed)
+        path = folder_of(config) / f"{trained.name}-{trained.digest}-{mode}-target-{target:g}.mp4"
+        record_video(policy, trained.task, path, target=target, seed=config.seed)
         print(f"video: {path}", file=sys.stderr)
 
 
 def publish(report: Report, config: Config) -> None:
     """Print the table, write the files."""
     folder = folder_of(config)
+    write_report(report, folder)
     try:
-        plots = plot_report(report, folder)
+        write_report(report, folder, plots=plot_report(report, folder))
     except ImportError:
-        plots = []
         print("no plots: they need matplotlib, pip install -c constraints.txt -e '.[plots]'", file=sys.stderr)
-    write_report(report, folder, plots=plots)
     if config.json:
         print(json.dumps(report.as_json(), indent=1))
         return
-    print(f"\n{results_table(report)}\n\n* headline target", end="")
-    few = any(result.is_few for group in report.groups for result in group.results)
-    print(f"; {FEW} fewer than 3 seeds or 10 episodes" if few else "")
+    print(f"\n{results_table(report)}\n\n{MARKS}")
     for warning in report.warnings:
         print(f"warning: {warning}")
     print(f"report: {folder / 'report.md'}")
@@ -158,40 +198,15 @@ def folder_of(config: Config) -> Path:
     return config.out or Path("reports") / STARTED
 
 
-class Progress(Watch):
-    """A bar with the time that is left, at most, in a terminal; a line at the end elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._limit = self._num_episodes = 0
-        self._begin = time.monotonic()
-        self._bar = tqdm(desc=name, unit=" steps", disable=not sys.stderr.isatty(), leave=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        if self._num_episodes:
-            seconds = time.monotonic() - self._begin
-            print(f"{self._name}: {self._num_episodes} episodes in {seconds:.1f} s", file=sys.stderr)
-        else:
-            print(f"{self._name}: nothing new to run", file=sys.stderr)
-
-    def begin(self, num_episodes: int, episode_limit: int) -> None:
-        """Every episode counts as if it had the most steps that it can have."""
-        self._limit = episode_limit
-        self._bar.reset(total=num_episodes * episode_limit)
-
-    def step(self, running: int) -> None:
-        """Environments that still run."""
-        self._bar.set_postfix_str(f"{running} run", refresh=False)
-        self._bar.update(running)
-
-    def end_episode(self, episode: Episode) -> None:
-        """What it was spared; the step that ended it is not counted among those of running environments."""
-        self._num_episodes += 1
-        self._bar.update(self._limit - episode.length + 1)
+def facts_of(config: Config) -> dict[str, Any]:
+    """How a report was made."""
+    return {
+        "command": " ".join(sys.argv),
+        "commit": commit(),
+        "versions": versions(),
+        "device": "cpu" if config.policy is not None else str(choose_device(config.device)),
+        "first seed of the episodes": config.seed,
+    }
 
 
 STARTED = time.strftime("%Y%m%d-%H%M%S")

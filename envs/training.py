@@ -57,6 +57,7 @@ def task_facts(config: Config, dataset: Dataset) -> dict[str, Any]:
         "env_id": dataset.task.env_id,
         "tier": dataset.task.tier,
         "dataset": config.dataset,
+        "data_env_ids": sorted({part.env_id for part in dataset.parts}),
         "fingerprint": dataset.store.fingerprint,
         "targets": list(config.evaluation.targets or environment.targets),
         "random_return": environment.reference.random_return,

@@ -179,4 +179,4 @@ class CheckpointFolder:
             except CheckpointError as error:
                 problems[path] = str(error)
         found = "; ".join(problems.values()) if problems else "it has none yet"
-        raise CheckpointError(f"there is no checkpoint to go on from in {self.folder}: {found}")
+        raise CheckpointError(f"there is no checkpoint that can be read in {self.folder}: {found}")

@@ -121,7 +121,13 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on a device. From pinned memory the host does not wait for the copy."""
-        return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        return type(self)(
+            **{
+                f.name: tensor.to(device, non_blocking=tensor.is_pinned())
+                for f in fields(self)
+                for tensor in (getattr(self, f.name),)
+            }
+        )
 
     def pin_memory(self) -> Self:
         """The batch in page-locked memory, which a GPU reads by itself."""

@@ -17,7 +17,17 @@ from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAtten
 from primal_dt.model import TOKENS_PER_STEP, Block, DecisionTransformer
 from primal_dt.tiles import Tiles
 
-__all__ = ["Inference", "InferenceMode", "StreamingInference", "WindowInference", "make_inference"]
+__all__ = [
+    "INFERENCE_VERSION",
+    "Inference",
+    "InferenceMode",
+    "StreamingInference",
+    "WindowInference",
+    "make_inference",
+]
+
+INFERENCE_VERSION = 1
+"""To be raised with every change after which a policy's actions have other bits: kept episodes are then run again."""
 
 InferenceMode = Literal["window", "streaming"]
 LAST = slice(-1, None)
@@ -42,7 +52,7 @@ class Inference(ABC):
 
     def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
         self.model = model
-        self.blocks: list[Block] = list(model.blocks)  # type: ignore[arg-type]
+        self.blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.num_rows = num_rows
         self.timestep = 0
         self._actions = self._zeros(model.shape.action_width)  # (N, A), of the last step
@@ -193,7 +203,7 @@ class _SoftmaxMemory:
         seen = torch.ones(TOKENS_PER_STEP, self._filled.stop, dtype=torch.bool)
         seen[:, TOKENS_PER_STEP * oldest] = False
         seen[:, begin:end] &= torch.ones(TOKENS_PER_STEP, TOKENS_PER_STEP, dtype=torch.bool).tril()
-        self._seen = seen[0 if timestep else 1 :].to(self._keys.device, non_blocking=True)  # (M, filled)
+        self._seen = seen[0 if timestep else 1 :].to(self._keys.device)  # (M, filled)
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
         """(n, M, D), normalised -> the layer's output at the chosen positions."""

@@ -1,8 +1,8 @@
 """A report as pictures. Needs matplotlib, from the extra ``plots``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from primal_dt.statistics import performance_profile, profile_band
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["plot_report"]
 
 NUM_THRESHOLDS = 201
+WIDTH, HEIGHT = 7.0, 4.0
+"""Of a panel, in inches."""
 
 
 def plot_report(report: Report, folder: Path) -> list[Path]:
@@ -28,16 +31,16 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
     """
     from matplotlib.figure import Figure
 
-    pictures: Mapping[str, Callable[[Axes, Report], bool]] = {
+    draws: Mapping[str, Callable[[Figure, Report], bool]] = {
         "scores": _bars,
         "targets": _targets,
         "profiles": _profiles,
         "curves": _curves,
     }
     written = []
-    for name, draw in pictures.items():
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        if not draw(figure.add_subplot(), report):
+    for name, draw in draws.items():
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        if not draw(figure, report):
             continue
         path = folder / f"{name}.png"
         with atomic_write(path) as file:
@@ -46,84 +49,95 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def _bars(axes: "Axes", report: Report) -> bool:
+def _bars(figure: "Figure", report: Report) -> bool:
     """Headline scores, with intervals where there are several seeds."""
+    figure.set_figheight(max(HEIGHT / 2, 1 + 0.3 * len(report.groups)))
+    axes = figure.add_subplot()
     for place, group in enumerate(report.groups):
         result = group.headline
-        axes.barh(place, result.iqm, color=f"C{place % 10}", alpha=0.7)
+        axes.barh(place, result.iqm, color=_color(place), alpha=0.7)
         if result.interval is not None:
-            low, high = result.interval
-            axes.plot([low, high], [place, place], color="black", lw=2)
-        scores = [run.scores(result.target).mean() for run in group.runs]
-        axes.plot(scores, [place] * len(scores), "k.", ms=4)
-    axes.set_yticks(range(len(report.groups)), [_label(group) for group in report.groups])
+            axes.plot(result.interval, [place, place], color="black", lw=2)
+        axes.plot(group.run_scores, [place] * len(group.runs), "k.", ms=4)
+    axes.set_yticks(range(len(report.groups)), [f"{_label(group)}, {_task(group)}" for group in report.groups])
     axes.invert_yaxis()
     axes.set_xlabel("normalized return: IQM over seeds (bars), 95 % interval (lines), seeds (dots)")
     return True
 
 
-def _targets(axes: "Axes", report: Report) -> bool:
-    """Whether a policy does what it is asked for."""
+def _targets(figure: "Figure", report: Report) -> bool:
+    """Whether a policy does what it is asked for: target against achieved return, a panel for each environment."""
     several = [group for group in report.groups if len(group.results) > 1]
-    if not several:
-        return False
-    for number, group in enumerate(several):
-        results = sorted(group.results, key=lambda result: result.target)
-        targets = [result.target for result in results]
-        spread = [[run.scores(target).mean() for run in group.runs] for target in targets]
-        own = group.first
-        scale = (own.expert_return - own.random_return) / 100
-        achieved = np.array([np.mean(scores) for scores in spread]) * scale + own.random_return
-        axes.plot(targets, achieved, "o-", color=f"C{number % 10}", label=_label(group))
-        low, high = (
-            np.array([extreme(scores) for scores in spread]) * scale + own.random_return for extreme in (min, max)
-        )
-        axes.fill_between(targets, low, high, color=f"C{number % 10}", alpha=0.2, lw=0)
-    least, most = axes.get_xlim()
-    axes.plot([least, most], [least, most], color="grey", ls=":", label="as asked")
-    axes.set(xlabel="target return", ylabel="achieved return: mean, and range over seeds")
-    axes.legend(fontsize=8)
-    return True
+    for axes, groups in _panels(figure, several):
+        for number, group in enumerate(groups):
+            own = group.first
+            targets = sorted(result.target for result in group.results)
+            scale = (own.expert_return - own.random_return) / 100
+            scores = np.array([[run.scores(target).mean() for run in group.runs] for target in targets])
+            returns = scores * scale + own.random_return  # (targets, N)
+            axes.plot(targets, returns.mean(1), "o-", color=_color(number), label=f"{_label(group)}, {_task(group)}")
+            axes.fill_between(targets, returns.min(1), returns.max(1), color=_color(number), alpha=0.2, lw=0)
+        ends = axes.get_xlim()
+        axes.plot(ends, ends, color="grey", ls=":", label="as asked")
+        axes.set(xlabel="target return", ylabel="achieved return: mean and range over seeds")
+        axes.legend(fontsize=7)
+    return bool(several)
 
 
-def _profiles(axes: "Axes", report: Report) -> bool:
+def _profiles(figure: "Figure", report: Report) -> bool:
     """Which share of episodes is better than a score."""
-    every = [run.scores(group.headline.target) for group in report.groups for run in group.runs]
-    thresholds = np.linspace(min(map(np.min, every)) - 1, max(map(np.max, every)) + 1, NUM_THRESHOLDS)
-    for number, group in enumerate(report.groups):
-        runs = [run.scores(group.headline.target) for run in group.runs]
-        axes.plot(thresholds, performance_profile(runs, thresholds), color=f"C{number % 10}", label=_label(group))
-        band = profile_band(runs, thresholds, random=np.random.default_rng(BOOTSTRAP_SEED))
-        if band is not None:
-            axes.fill_between(thresholds, *band, color=f"C{number % 10}", alpha=0.2, lw=0)
-    axes.set(xlabel="normalized return t", ylabel="share of episodes above t")
-    axes.legend(fontsize=8)
+    for axes, groups in _panels(figure, report.groups):
+        every = np.concatenate([run.scores(group.headline.target) for group in groups for run in group.runs])
+        thresholds = np.linspace(every.min() - 1, every.max() + 1, NUM_THRESHOLDS)
+        for number, group in enumerate(groups):
+            runs = [run.scores(group.headline.target) for run in group.runs]
+            shares = performance_profile(runs, thresholds)
+            axes.plot(thresholds, shares, color=_color(number), label=f"{_label(group)}, {_task(group)}")
+            band = profile_band(runs, thresholds, random=np.random.default_rng(BOOTSTRAP_SEED))
+            if band is not None:
+                axes.fill_between(thresholds, *band, color=_color(number), alpha=0.2, lw=0)
+        axes.set(xlabel="normalized return t", ylabel="share of episodes above t")
+        axes.legend(fontsize=7)
     return True
 
 
-def _curves(axes: "Axes", report: Report) -> bool:
-    """Scores while training, mean and range over seeds."""
-    shown = [group for group in report.groups if any(len(run.curve) > 1 for run in group.runs)]
-    seen: set[tuple[Any, ...]] = set()
-    for number, group in enumerate(shown):
-        key = (group.first.dataset, group.first.policy, group.first.configuration)
-        if key in seen:  # another mode of the same runs
-            continue
-        seen.add(key)
-        curves = [dict(run.curve) for run in group.runs if run.curve]
-        steps = sorted(set.intersection(*map(set, curves)))
-        values = np.array([[curve[step] for step in steps] for curve in curves])  # (N, steps)
-        axes.plot(steps, values.mean(0), "o-", ms=3, color=f"C{number % 10}", label=_label(group, mode=False))
-        axes.fill_between(steps, values.min(0), values.max(0), color=f"C{number % 10}", alpha=0.2, lw=0)
-    axes.set(xlabel="step", ylabel="normalized return while training: mean, and range over seeds")
-    if seen:
-        axes.legend(fontsize=8)
-    return bool(seen)
+def _curves(figure: "Figure", report: Report) -> bool:
+    """Scores while training, mean and range over seeds. Modes of inference share them: each run is shown once."""
+    once = {(group.first.configuration, group.label): group for group in reversed(report.groups)}
+    shown = [group for group in reversed(once.values()) if any(len(run.curve) > 1 for run in group.runs)]
+    for axes, groups in _panels(figure, shown):
+        for number, group in enumerate(groups):
+            curves = [dict(run.curve) for run in group.runs if run.curve]
+            steps = sorted(set.intersection(*map(set, curves)))
+            values = np.array([[curve[step] for step in steps] for curve in curves])  # (N, steps)
+            axes.plot(steps, values.mean(0), "o-", ms=3, color=_color(number), label=f"{group.label}, {_task(group)}")
+            axes.fill_between(steps, values.min(0), values.max(0), color=_color(number), alpha=0.2, lw=0)
+        axes.set(xlabel="step", ylabel="normalized return in training")
+        axes.legend(fontsize=7)
+    return bool(shown)
 
 
-def _label(group: Group, *, mode: bool = True) -> str:
-    run = group.first
-    words = [run.policy, Path(run.dataset).name if len(run.dataset) > 30 else run.dataset]
-    if mode and run.mode not in (None, "window"):
-        words.insert(1, str(run.mode))
-    return ", ".join(words)
+def _panels(figure: "Figure", groups: Sequence[Group]) -> Iterator[tuple["Axes", list[Group]]]:
+    """Axes for each environment, side by side, and its groups."""
+    by_environment: dict[str, list[Group]] = {}
+    for group in groups:
+        by_environment.setdefault(group.first.environment, []).append(group)
+    figure.set_figwidth(WIDTH * max(1, len(by_environment)))
+    for place, (environment, own) in enumerate(by_environment.items(), 1):
+        axes = figure.add_subplot(1, len(by_environment), place)
+        axes.set_title(environment)
+        yield axes, own
+
+
+def _color(number: int) -> str:
+    return f"C{number % 10}"
+
+
+def _label(group: Group) -> str:
+    return group.label if group.first.mode in (None, "window") else f"{group.label}, {group.first.mode}"
+
+
+def _task(group: Group) -> str:
+    """The data set's name, or its file's."""
+    parts = [Path(part).stem if part.endswith((".hdf5", ".h5")) else part for part in group.first.dataset.split("+")]
+    return "+".join(parts)

@@ -4,6 +4,7 @@ Axes: E environments, N = E rounded up to whole tiles, S state, A action.
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from primal_dt.tiles import Tiles
 __all__ = ["DecisionTransformerPolicy"]
 
 CPU_TILE: Mapping[InferenceMode, int] = {"window": 8, "streaming": 64}
-"""Environments of one forward pass, by mode: few enough for one environment, enough for many (docs/performance.md)."""
+"""Environments of one forward pass, by mode: few enough for one environment, enough for many (docs/evaluation.md)."""
 
 
 class DecisionTransformerPolicy:
@@ -29,7 +30,7 @@ class DecisionTransformerPolicy:
     is exact; ``streaming`` is faster, and another function once the window slides
     (:class:`~primal_dt.inference.StreamingInference`).
 
-    An environment makes a whole other episode of the last bit of an action. So forward passes run in tiles of a fixed
+    A difference in the last bit of an action grows into another episode. So forward passes run in tiles of a fixed
     number of environments, the last one filled up, on one thread each (:class:`~primal_dt.tiles.Tiles`): on a CPU an
     environment's actions are the same bit for bit, however many others there are, and on however many cores.
 
@@ -37,7 +38,8 @@ class DecisionTransformerPolicy:
         model: trained; it is put into evaluation mode.
         normalizer: the one that it was trained with.
         mode: ``window`` or ``streaming``.
-        tile: environments of a forward pass; by default few on a CPU, and all of them on a GPU.
+        tile: environments of a forward pass: a number, or ``all`` of them, with all threads and without the promise
+            above. ``auto``: on a CPU a number that suits the mode, elsewhere all.
     """
 
     def __init__(
@@ -46,13 +48,17 @@ class DecisionTransformerPolicy:
         normalizer: Normalizer,
         *,
         mode: InferenceMode = "window",
-        tile: int | None = None,
+        tile: int | Literal["auto", "all"] = "auto",
     ) -> None:
+        if mode not in CPU_TILE:
+            raise ValueError(f"mode must be window or streaming, not {mode!r}")
         self.model = model.eval()
         self.normalizer = normalizer
         self.mode = mode
         self.device = next(model.parameters()).device
-        self._tiles = Tiles(CPU_TILE[mode] if tile is None and self.device.type == "cpu" else tile)
+        if tile == "auto":
+            tile = CPU_TILE[mode] if self.device.type == "cpu" else "all"
+        self._tiles = Tiles(None if tile == "all" else tile)
         self.reset(np.zeros(0))
 
     @torch.inference_mode()
@@ -79,7 +85,7 @@ class DecisionTransformerPolicy:
         if t >= shape.max_timesteps:
             raise ValueError(f"step {t} is past the model's last, {shape.max_timesteps - 1}: the episode is too long")
         actions = self._inference.step(
-            self._rows(self.normalizer.states(observations)),
+            self._rows(self.normalizer.states(observations.astype(np.float32))),  # as data sets have them
             self._rows(self.normalizer.returns(self.left)[:, None]),
             self._tiles,
         )
@@ -103,4 +109,4 @@ class DecisionTransformerPolicy:
         """(E, ...) -> (N, ...), on the device, in the model's dtype."""
         padded = np.zeros((self._inference.num_rows, *values.shape[1:]), values.dtype)
         padded[: len(values)] = values
-        return torch.from_numpy(padded).to(self.device, self.model.head.weight.dtype, non_blocking=True)
+        return torch.from_numpy(padded).to(self.device, self.model.head.weight.dtype)

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from primal_dt.files import atomic_write
-from primal_dt.report import Evaluated, Group, Report, TargetResult
+from primal_dt.report import FEW_EPISODES, Average, Group, Report, TargetResult
 from primal_dt.table import format_table
 
 __all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report"]
 
-FEW = "†"
-HEADLINE = "*"
-ELSEWHERE = "‡"
+HEADLINE, FEW, ELSEWHERE = "*", "†", "‡"
+MARKS = f"""\
+{HEADLINE} the headline target; {FEW} fewer than 3 seeds or 10 episodes; {ELSEWHERE} in another version of the
+environment than that of the data"""
 NOTES = f"""\
 Normalized return: 0 is the reference's random policy, 100 its expert (D4RL). {HEADLINE} is the headline target, fixed
-in the task table before evaluation; other targets are shown, not selected. A run's score is the mean over its episodes,
-at its last checkpoint. ± is the sample standard deviation over seeds; IQM the interquartile mean over seeds (of three
-or fewer: the mean), in brackets its 95 % interval by a stratified bootstrap over seeds. {FEW}: fewer than 3 seeds or
-fewer than 10 episodes. {ELSEWHERE}: evaluated in another version of the environment than that of the data."""
+in the task table before evaluation; other targets are shown, not selected. A run's score is the mean over its episodes.
+± is the sample standard deviation over seeds; IQM the interquartile mean over seeds (of three or fewer: the mean), in
+brackets its 95 % interval by a stratified bootstrap over seeds. {FEW}: fewer than 3 seeds or fewer than 10 episodes.
+{ELSEWHERE}: evaluated in another version of the environment than that of the data."""
 
 
 def results_table(report: Report) -> str:
@@ -28,14 +29,14 @@ def results_table(report: Report) -> str:
     rows = [
         [
             group.first.dataset,
-            group.first.policy,
+            group.label,
             group.first.mode or "",
             f"{result.target:g}{HEADLINE if result.is_headline else ''}",
-            f"{_score(result.mean, result.std)}{FEW if result.is_few else ''}",
+            f"{_score(result.mean, result.std)}{_marks(group, result)}",
             _interval(result),
             f"{result.return_mean:.0f}",
             f"{result.length_mean:.0f}",
-            str(result.num_seeds),
+            _or_nothing(result.num_seeds),
             str(result.num_episodes),
         ]
         for group in report.groups
@@ -61,7 +62,7 @@ def runs_table(report: Report) -> str:
     rows = [
         [
             run.dataset,
-            run.policy,
+            group.label,
             run.mode or "",
             _or_nothing(run.seed),
             _or_nothing(run.step),
@@ -71,7 +72,7 @@ def runs_table(report: Report) -> str:
             f"{summary.normalized_least:.1f}",
             f"{summary.normalized_most:.1f}",
             f"{summary.length_mean:.0f}",
-            str(summary.num_episodes),
+            f"{summary.num_episodes}{FEW if summary.num_episodes < FEW_EPISODES else ''}",
         ]
         for group in report.groups
         for run in group.runs
@@ -82,22 +83,26 @@ def runs_table(report: Report) -> str:
 
 
 def tasks_table(report: Report) -> str:
-    """Tasks down, policies across, as in Table 4 of the paper: ours, and in brackets what was published."""
-    policies = list(dict.fromkeys(_column(group) for group in report.groups))
+    """Tasks down, policies across, as in Table 4 of the paper: ours, and in brackets what was published.
+
+    Tasks for which something was published come first, in the published order, with all the published columns.
+    """
+    here = list(dict.fromkeys(group.first.dataset for group in report.groups))
+    datasets = [name for name in report.published if name in here] + [n for n in here if n not in report.published]
+    columns = list(dict.fromkeys((group.label, group.first.mode) for group in report.groups))
+    known = {name for dataset in datasets for name in report.published.get(dataset, {})}
+    columns += [(name, "published") for name in sorted(known - {label for label, _ in columns})]
     rows = []
-    for dataset in dict.fromkeys(group.first.dataset for group in report.groups):
+    for dataset in datasets:
         own = [group for group in report.groups if group.first.dataset == dataset]
-        cells = ["; ".join(_cell(report, group) for group in own if _column(group) == policy) for policy in policies]
-        rows.append([dataset, *cells])
-    averages = report.averages()
-    for version in dict.fromkeys(average.version for average in averages):
-        own_averages = {(each.policy, each.mode): each for each in averages if each.version == version}
-        cells = []
-        for policy in policies:
-            average = own_averages.get(policy)
-            cells.append("" if average is None else f"{average.mean:.1f} (of {average.num_tasks})")
-        rows.append([f"average, {version}", *cells])
-    return format_table(["data set", *(_heading(*policy) for policy in policies)], rows)
+        cells = {(group.label, group.first.mode): _cell(report, group) for group in own}
+        for name, published in report.published.get(dataset, {}).items():
+            cells[name, "published"] = f"({_score(*published)})"
+        rows.append([dataset, *(cells.get(column, "") for column in columns)])
+    for version in dict.fromkeys(average.version for average in report.averages()):
+        averages = {(each.policy, each.mode): each for each in report.averages() if each.version == version}
+        rows.append([f"average, {version}", *(_average(averages, column) for column in columns)])
+    return format_table(["data set", *(_heading(*column) for column in columns)], rows)
 
 
 def cells_table(report: Report) -> str:
@@ -109,8 +114,8 @@ def cells_table(report: Report) -> str:
         rows.append(
             [
                 run.dataset,
-                _heading(run.policy, run.mode),
-                f"{_score(result.mean, result.std)}{FEW if result.is_few else ''}",
+                _heading(group.label, run.mode),
+                f"{_score(result.mean, result.std)}{_marks(group, result)}",
                 "" if published is None else _score(*published),
                 ", ".join(_or_nothing(each.seed) for each in group.runs),
                 str(result.num_episodes),
@@ -135,7 +140,7 @@ def write_report(report: Report, folder: Path, *, plots: Sequence[Path] = ()) ->
     contents = {
         "report.md": _markdown(report, [plot.name for plot in plots]),
         "report.csv": _csv(report),
-        "report.json": json.dumps(report.as_json(), indent=1) + "\n",
+        "report.json": json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n",
     }
     for name, text in contents.items():
         with atomic_write(folder / name) as file:
@@ -150,33 +155,43 @@ def _markdown(report: Report, pictures: Sequence[str]) -> str:
     parts.append(NOTES)
     parts += [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in pictures]
     parts += ["## Tasks and policies", tasks_table(report)]
-    if report.published:
-        parts.append("In brackets: published for that environment and tier, with D4RL's data and its environments.")
+    if any(report.published_for(group.first) for group in report.groups):
+        parts.append("In brackets: as published, for D4RL's data in D4RL's environments.")
+    for average in report.averages():
+        interval = "" if average.interval is None else f" [{average.interval.low:.1f}, {average.interval.high:.1f}]"
+        parts.append(
+            f"{_heading(average.policy, average.mode)}, {average.version}: mean {average.mean:.1f}, IQM "
+            f"{average.iqm:.1f}{interval} over {len(average.datasets)} tasks{FEW if average.is_few else ''}."
+        )
     parts += ["## What stands behind each cell", cells_table(report), "## Runs", runs_table(report)]
+    if report.facts:
+        parts += ["## How it was made", "\n".join(f"* {name}: {value}" for name, value in report.facts.items())]
     return "\n\n".join(parts) + "\n"
 
 
 def _csv(report: Report) -> str:
     text = io.StringIO()
-    rows = [_csv_row(group.first, result) for group in report.groups for result in group.results]
+    rows = [_csv_row(group, result) for group in report.groups for result in group.results]
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _csv_row(run: Evaluated, result: TargetResult) -> dict[str, object]:
+def _csv_row(group: Group, result: TargetResult) -> dict[str, object]:
+    run = group.first
     low, high = result.interval or ("", "")
     return {
         "dataset": run.dataset,
-        "policy": run.policy,
+        "policy": group.label,
+        "configuration": run.configuration,
         "mode": run.mode,
         "environment": run.env_id,
-        "trained_environment": run.trained_env_id,
-        "step": run.step,
+        "data_environments": " ".join(run.data_env_ids),
+        "steps": " ".join(_or_nothing(each.step) for each in group.runs),
+        "seeds": " ".join(_or_nothing(each.seed) for each in group.runs),
         "target": result.target,
         "headline": result.is_headline,
-        "seeds": result.num_seeds,
         "episodes": result.num_episodes,
         "normalized_mean": result.mean,
         "normalized_std": result.std,
@@ -186,11 +201,8 @@ def _csv_row(run: Evaluated, result: TargetResult) -> dict[str, object]:
         "return_mean": result.return_mean,
         "length_mean": result.length_mean,
         "few": result.is_few,
+        "elsewhere": run.is_elsewhere,
     }
-
-
-def _column(group: Group) -> tuple[str, str | None]:
-    return (group.first.policy, group.first.mode)
 
 
 def _heading(policy: str, mode: str | None) -> str:
@@ -200,12 +212,16 @@ def _heading(policy: str, mode: str | None) -> str:
 def _cell(report: Report, group: Group) -> str:
     result, published = group.headline, report.published_for(group.first)
     beside = "" if published is None else f" ({_score(*published)})"
-    mark = ELSEWHERE if _is_elsewhere(group.first) else ""
-    return f"{_score(result.mean, result.std)}{FEW if result.is_few else ''}{mark}{beside}"
+    return f"{_score(result.mean, result.std)}{_marks(group, result)}{beside}"
 
 
-def _is_elsewhere(run: Evaluated) -> bool:
-    return run.env_id != run.trained_env_id
+def _average(averages: dict[tuple[str, str | None], Average], column: tuple[str, str | None]) -> str:
+    own = averages.get(column)
+    return "" if own is None else f"{own.mean:.1f}{FEW if own.is_few else ''} (of {len(own.datasets)})"
+
+
+def _marks(group: Group, result: TargetResult) -> str:
+    return (FEW if result.is_few else "") + (ELSEWHERE if group.first.is_elsewhere else "")
 
 
 def _score(mean: float, spread: float | None) -> str:

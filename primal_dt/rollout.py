@@ -107,8 +107,10 @@ def _run(
     policy.reset(np.asarray(targets, np.float64))
     while len(running):
         actions = policy.act(observations)
-        _check(actions, observations, [seeds[i] for i in running.tolist()], step=length)
-        observations, rewards, ended = environments.step(running, actions)
+        named = [seeds[i] for i in running.tolist()]
+        _check("action", actions, named, step=length, observations=observations)
+        observations, rewards, ended, failures = environments.step(running, actions)
+        _check("reward", rewards[:, None], named, step=length, observations=observations)
         total[running] += rewards
         length += 1
         policy.observe(rewards)
@@ -118,19 +120,26 @@ def _run(
                 on_episode(episodes[i])
             policy.keep(~ended)
             running, observations = running[~ended], observations[~ended]
+        if failures:
+            raise RolloutError(failures[0])
         on_step(len(running))
     return [episodes[i] for i in range(count)]
 
 
 def _check(
-    actions: NDArray[np.floating], observations: NDArray[np.floating], seeds: Sequence[int], *, step: int
+    what: str,
+    values: NDArray[np.floating],
+    seeds: Sequence[int],
+    *,
+    step: int,
+    observations: NDArray[np.floating],
 ) -> None:
     """An environment would go on with a NaN, and its return would mean nothing."""
-    bad = ~np.isfinite(actions).all(axis=1)
+    bad = ~np.isfinite(values).all(axis=1)
     if bad.any():
         row = int(bad.argmax())
-        seen = "finite" if np.isfinite(observations[row]).all() else "not finite either"
+        seen = "is finite" if np.isfinite(observations[row]).all() else "is not finite either"
         raise RolloutError(
-            f"the policy's action at step {step} of the episode with seed {seeds[row]} is not finite: "
-            f"{actions[row].tolist()}; what it had observed there is {seen}"
+            f"the {what} at step {step} of the episode with seed {seeds[row]} is not finite: {values[row].tolist()}; "
+            f"the observation that goes with it {seen}"
         )

@@ -15,8 +15,11 @@ __all__ = ["Tiles"]
 class Tiles:
     """Runs a function on tiles of rows.
 
+    (torch has one number of threads for each thread, and one for those that are yet to come. Tiles set the latter to 1
+    too: a program that makes threads of its own afterwards and computes in them has to say how many they may use.)
+
     Args:
-        size: rows of a tile; None for one tile of all rows, in the calling thread: for a GPU, which is quicker so.
+        size: rows of a tile; None for one tile of all rows, in the calling thread, with all of torch's threads.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -30,18 +33,19 @@ class Tiles:
         return num_rows if self.size is None else -(-num_rows // self.size) * self.size
 
     def run(self, function: Callable[[slice], None], num_rows: int) -> None:
-        """Call a function for each tile, by its rows, without gradients."""
+        """Call a function for each tile, by its rows, in inference mode."""
         if self.size is None:
-            function(slice(0, num_rows))
+            with torch.inference_mode():
+                function(slice(0, num_rows))
             return
         if self._pool is None:
             threads = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-        def without_gradients(first: int) -> None:
+        def infer(first: int) -> None:
             with torch.inference_mode():  # a thread's own affair
                 function(slice(first, first + size))
 
         size = self.size
-        for _ in self._pool.map(without_gradients, range(0, num_rows, size)):
+        for _ in self._pool.map(infer, range(0, num_rows, size)):
             pass

@@ -11,14 +11,25 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
-from typing import Any, Protocol, Self, SupportsFloat
+from typing import Any, NamedTuple, Protocol, Self, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Environment", "EnvironmentFailedError", "Environments"]
 
-Steps = tuple[NDArray[np.floating], NDArray[np.float64], NDArray[np.bool_]]
+
+class Steps(NamedTuple):
+    """What n environments answered."""
+
+    observations: NDArray[np.floating]
+    """(n, S)."""
+    rewards: NDArray[np.float64]
+    """(n,)."""
+    ended: NDArray[np.bool_]
+    """(n,), whether the episode is over."""
+    failures: list[str]
+    """What went wrong with those that could not make the step. Their other answers mean nothing."""
 
 
 class Environment(Protocol):
@@ -71,10 +82,13 @@ class Environments:
     def reset(self, seeds: Sequence[int]) -> NDArray[np.floating]:
         """Begin an episode in the first of them, one for each seed: observations (len(seeds), S)."""
         every, given = np.arange(len(seeds)), np.asarray(seeds)
-        return self._ask("reset", every, given)[0]
+        answer = self._ask("reset", every, given)
+        if answer.failures:
+            raise EnvironmentFailedError(answer.failures[0])
+        return answer.observations
 
     def step(self, numbers: NDArray[np.int_], actions: NDArray[np.floating]) -> Steps:
-        """Step those of these numbers: observations (n, S), rewards (n,), whether the episode has ended (n,)."""
+        """Step those of these numbers."""
         return self._ask("step", numbers, actions)
 
     def close(self) -> None:
@@ -92,11 +106,13 @@ class Environments:
             if mask.any()
         ]
         answers = [(mask, answer()) for mask, answer in asked]
-        observations = np.empty((len(numbers), *answers[0][1][0].shape[1:]), answers[0][1][0].dtype)
-        rewards, ended = np.zeros(len(numbers)), np.zeros(len(numbers), bool)
+        first = answers[0][1].observations
+        observations = np.empty((len(numbers), *first.shape[1:]), first.dtype)
+        rewards, ended, failures = np.zeros(len(numbers)), np.zeros(len(numbers), bool), []
         for mask, answer in answers:
-            observations[mask], rewards[mask], ended[mask] = answer
-        return observations, rewards, ended
+            observations[mask], rewards[mask], ended[mask] = answer.observations, answer.rewards, answer.ended
+            failures += answer.failures
+        return Steps(observations, rewards, ended, failures)
 
 
 class _Local:
@@ -106,39 +122,50 @@ class _Local:
         self._environments: dict[int, Environment] = {}
         self._seeds: dict[int, int] = {}
         self._steps = dict.fromkeys(numbers, 0)
+        self._last: dict[int, Any] = {}
         try:
             for number in numbers:
                 self._environments[number] = make_environment()
-        except BaseException:
+        except Exception as error:
             self.close()
-            raise
+            raise EnvironmentFailedError(f"the environment cannot be made: {error}") from error
 
     def ask(self, what: str, numbers: NDArray[np.int_], values: NDArray[Any]) -> Callable[[], Steps]:
         do = self._reset if what == "reset" else self._step
-        return lambda: _stacked([do(number, value) for number, value in zip(numbers.tolist(), values, strict=True)])
+
+        def answer() -> Steps:
+            failures: list[str] = []
+            steps = [do(number, value, failures) for number, value in zip(numbers.tolist(), values, strict=True)]
+            observations, rewards, ended = zip(*steps, strict=True)
+            return Steps(np.stack(observations), np.array(rewards), np.array(ended, bool), failures)
+
+        return answer
 
     def close(self) -> None:
         for environment in self._environments.values():
             environment.close()
         self._environments = {}
 
-    def _reset(self, number: int, seed: int) -> tuple[Any, float, bool]:
+    def _reset(self, number: int, seed: int, failures: list[str]) -> tuple[Any, float, bool]:
         self._seeds[number], self._steps[number] = int(seed), 0
         try:
-            return self._environments[number].reset(seed=int(seed))[0], 0.0, False
+            self._last[number] = self._environments[number].reset(seed=int(seed))[0]
         except Exception as error:
-            raise self._failed(number, error) from error
+            raise EnvironmentFailedError(self._told(number, error)) from error
+        return self._last[number], 0.0, False
 
-    def _step(self, number: int, action: NDArray[np.floating]) -> tuple[Any, float, bool]:
+    def _step(self, number: int, action: NDArray[np.floating], failures: list[str]) -> tuple[Any, float, bool]:
         try:
             observation, reward, terminated, truncated, _ = self._environments[number].step(action)
-        except Exception as error:
-            raise self._failed(number, error) from error
+        except Exception as error:  # the others shall make their step, so that what ends with it is not lost
+            failures.append(self._told(number, error))
+            return self._last[number], 0.0, False
+        self._last[number] = observation
         self._steps[number] += 1
         return observation, float(reward), terminated or truncated
 
-    def _failed(self, number: int, error: Exception) -> EnvironmentFailedError:
-        return EnvironmentFailedError(
+    def _told(self, number: int, error: Exception) -> str:
+        return (
             f"the environment of the episode with seed {self._seeds[number]} failed at step {self._steps[number]}: "
             f"{type(error).__name__}: {error}"
         )
@@ -197,14 +224,9 @@ def _serve(connection: Connection, make_environment: Callable[[], Environment], 
                 group = group or _Local(make_environment, numbers)
                 connection.send(group.ask(*request)())
             except Exception as error:
-                connection.send(error if isinstance(error, EnvironmentFailedError) else RuntimeError(str(error)))
+                connection.send(EnvironmentFailedError(str(error)))
     except (EOFError, OSError):
         pass  # who asked is gone
     finally:
         if group is not None:
             group.close()
-
-
-def _stacked(steps: list[tuple[Any, float, bool]]) -> Steps:
-    observations, rewards, ended = zip(*steps, strict=True)
-    return np.stack(observations), np.array(rewards), np.array(ended, bool)

@@ -1,7 +1,6 @@
 """``evaluate.py``, as a person meets it: it runs what is missing, loses nothing, and says what it is told wrong."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import evaluate
 import train
@@ -21,6 +21,7 @@ from envs.behaviour import read_card
 from envs.episodes import DataError
 from envs.evaluation import BatchedPolicy, evaluate_episodes
 from envs.mujoco import make_environment
+from envs.progress import Progress
 from envs.published import TABLE_4
 from envs.results import KeptEpisodes
 from envs.tasks import ENVIRONMENTS, task_named
@@ -96,6 +97,7 @@ def test_seeds_are_grouped_and_the_report_is_written(runs: Path, call: Run) -> N
         ("primal-plus", "1800", "2", "2"),
     ]
     assert "† fewer than 3 seeds or 10 episodes" in out
+    assert all("†" in row[4] for row in rows)
     assert "report: report/report.md" in out
     assert {path.name for path in Path("report").iterdir()} == {
         *("report.md", "report.csv", "report.json"),
@@ -105,25 +107,31 @@ def test_seeds_are_grouped_and_the_report_is_written(runs: Path, call: Run) -> N
     group = next(group for group in content["groups"] if group["policy"] == "primal-plus")
     assert [(run["seed"], run["step"]) for run in group["runs"]] == [(0, 20), (1, 20)]
     assert [step for step, _ in group["runs"][0]["curve"]] == [10, 20]
+    assert content["facts"]["versions"]["torch"] == torch.__version__
+    assert content["facts"]["command"].startswith("evaluate.py ")
     mean = np.mean([summary["normalized_mean"] for run in group["runs"] for summary in run["summaries"][:1]])
     assert group["results"][0]["mean"] == pytest.approx(mean)
 
 
-def test_an_episode_is_that_of_its_seed_and_target_whatever_else_runs(runs: Path, call: Run) -> None:
-    """Bit for bit: 1, 3 or 64 at a time, with and without processes, and when the checkpoint was moved."""
+@pytest.mark.parametrize("mode", ["window", "streaming"])
+def test_an_episode_is_that_of_its_seed_and_target_whatever_else_runs(runs: Path, call: Run, mode: str) -> None:
+    """Returns bit for bit: 1, 8 or 64 at a time, with and without processes, and when the run was moved."""
     (run, *_) = primal(runs)
     returns = []
-    for number, flags in enumerate((["--envs", 1], ["--envs", 3], ["--envs", 64], ["--envs", 8, "--workers", 2])):
+    for number, flags in enumerate((["--envs", 1], ["--envs", 8], ["--envs", 64], ["--envs", 20, "--workers", 2])):
         moved = Path(shutil.copytree(run, runs / f"copy {number}"))
-        assert call(moved, "--episodes", 4, "--out", f"r{number}", *flags)[0] == 0
-        (group,) = json.loads(Path(f"r{number}/report.json").read_text())["groups"]
+        assert call(moved, "--episodes", 35, "--out", f"r{number}", "--mode", mode, *flags)[0] == 0
+        *_, group = json.loads(Path(f"r{number}/report.json").read_text())["groups"]
+        assert group["mode"] == mode
         returns.append([(e["target"], e["seed"], e["total_reward"]) for e in group["runs"][0]["episodes"]])
     assert returns[1:] == returns[:1] * 3
-    assert len(set(returns[0])) == 8
-    assert [seed for _, seed, _ in returns[0][:4]] == [2_000_000, 2_000_001, 2_000_002, 2_000_003]
+    assert len(set(returns[0])) == 70
+    assert [seed for _, seed, _ in returns[0][:35]] == list(range(2_000_000, 2_000_035))
 
 
-def test_what_is_known_is_not_run_again(runs: Path, call: Run, episodes_run: list[tuple[float, int]]) -> None:
+def test_what_is_known_is_not_run_again(
+    runs: Path, call: Run, episodes_run: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run, *_) = primal(runs)
     call(run, "--episodes", 2)
     assert len(episodes_run) == 4
@@ -141,6 +149,9 @@ def test_what_is_known_is_not_run_again(runs: Path, call: Run, episodes_run: lis
     shutil.copy(*(next((other / "checkpoints").glob("*20.pt")) for other in reversed(primal(runs))))
     call(run, "--episodes", 2)  # other content
     assert len(episodes_run) == 23
+    monkeypatch.setattr(evaluated_module, "INFERENCE_VERSION", 99)
+    call(run, "--episodes", 2)  # other code
+    assert len(episodes_run) == 27
 
 
 def test_streaming_is_shown_beside_window(runs: Path, call: Run) -> None:
@@ -151,6 +162,41 @@ def test_streaming_is_shown_beside_window(runs: Path, call: Run) -> None:
     code, _, err = call(*runs.glob("*linear*"), "--episodes", 1, "--mode", "streaming")
     assert code == 1
     assert "streaming is for stacks of softmax and primal layers" in err
+
+
+def test_a_run_counts_once_whatever_it_is_called(runs: Path, call: Run) -> None:
+    first, second = primal(runs)
+    copy = shutil.copytree(first, runs / "again")
+    code, out, err = call(first, copy, second, first, "--episodes", 1)
+    assert code == 0
+    assert err.count("is left out: it has the settings and the seed of") == 2
+    assert [line.split("|")[9].strip() for line in out.splitlines() if "3600*" in line] == ["2"]
+
+
+def test_a_checkpoint_that_is_not_a_runs_result_is_warned_of(runs: Path, call: Run) -> None:
+    (run, *_) = primal(runs)
+    (last,) = (run / "checkpoints").glob("*.pt")
+    content = torch.load(last, weights_only=True)
+    content["step"] = 10
+    torch.save(content, last.with_name("step-000000010.pt"))
+    _, out, _ = call(last.with_name("step-000000010.pt"), "--episodes", 1)
+    assert "seed 0: its training had come to step 10 of 20" in out
+    assert "seed 0: step-000000010.pt is not the last checkpoint of its run" in out
+    assert "warning" not in call(run, "--episodes", 1)[1]
+
+
+def test_data_of_another_version_is_warned_of(
+    trained: Path, call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PRIMAL_DT_CACHE", str(tmp_path / "cache"))
+    flags = ["--dataset", str(trained.parent / "hopper.hdf5"), "--env-id", "Hopper-v4", "--mix-versions"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags, *SMALL])
+    assert train.main() == 0
+    code, out, _ = call(*Path("runs").iterdir(), "--episodes", 1)
+    assert code == 0
+    assert "trained on data of Hopper-v5, evaluated in Hopper-v4" in out
+    assert "†‡" in out
 
 
 def test_json_is_all_that_is_printed(runs: Path, call: Run) -> None:
@@ -177,23 +223,67 @@ def test_an_episode_that_fails_loses_none_that_had_ended(
     with monkeypatch.context() as patch:
         patch.setattr("envs.evaluation.rollout", fails_late)
         code, _, err = call(run, "--episodes", 2)
-    assert (code, err.splitlines()[-1]) == (1, "error: the environment of the episode with seed 7 failed at step 3")
+    failed = "window: the environment of the episode with seed 7 failed at step 3"
+    assert (code, err.splitlines()[-1]) == (1, f"error: {run.name}, {failed}")
     assert call(run, "--episodes", 2)[0] == 0
     assert len(episodes_run) == 4 + 2
 
 
+def test_a_run_that_fails_does_not_keep_the_others_from_the_report(
+    runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = primal(runs)
+    (last,) = (bad / "checkpoints").glob("*.pt")
+    content = torch.load(last, weights_only=True)
+    content["weights"]["head.bias"].fill_(float("nan"))
+    torch.save(content, last)
+    code, out, err = call(bad, good, "--episodes", 2, "--out", "report")
+    assert code == 1
+    assert "the action at step 0 of the episode with seed 2000000 is not finite" in err
+    assert [line.split("|")[9].strip() for line in out.splitlines() if "3600*" in line] == ["1"]
+    assert "the action at step 0" in Path("report/report.md").read_text()
+
+
+@pytest.mark.parametrize("what", ["run", "policy"])
+def test_ctrl_c_keeps_what_had_ended(
+    what: str, runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch, episodes_run: list[tuple[float, int]]
+) -> None:
+    arguments = primal(runs)[:1] if what == "run" else ["--policy", "random", "--task", "hopper"]
+    ended: list[Episode] = []
+
+    def interrupted(self: Progress, episode: Episode) -> None:
+        ended.append(episode)
+        if len(ended) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "end_episode", interrupted)
+        code, out, err = call(*arguments, "--episodes", 4)
+    if what == "run":
+        assert (code, err.splitlines()[-1]) == (130, "stopped; a run's episodes that had ended are kept")
+        assert call(*arguments, "--episodes", 4)[0] == 0
+        assert len(episodes_run) == 8 + 5
+    else:
+        assert code == 1
+        assert "warning: random on no data set, seed None: only 3 of 4 episodes: it was stopped" in out
+
+
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    kept = KeptEpisodes(path)
+    facts = {"checkpoint": "abc"}
+    kept = KeptEpisodes(tmp_path, facts)
     kept.end_episode(Episode(1.0, 2, 3.5, 4))
     kept.end_episode(Episode(1.0, 3, 0.1 + 0.2, 4))
-    again = KeptEpisodes(path)
-    assert again.get(1.0, 3) == Episode(1.0, 3, 0.1 + 0.2, 4)
+    assert KeptEpisodes(tmp_path, facts).get(1.0, 3) == Episode(1.0, 3, 0.1 + 0.2, 4)
+    (path,) = tmp_path.iterdir()
+    assert json.loads(path.read_text().splitlines()[0]) == facts
     path.write_text(path.read_text()[:-10])
-    cut = KeptEpisodes(path)
+    cut = KeptEpisodes(tmp_path, facts)
     assert cut.get(1.0, 2) == Episode(1.0, 2, 3.5, 4)
     assert cut.get(1.0, 3) is None
-    assert KeptEpisodes(path, fresh=True).get(1.0, 2) is None
+    cut.end_episode(Episode(1.0, 5, 1.0, 4))
+    assert KeptEpisodes(tmp_path, facts).get(1.0, 5) == Episode(1.0, 5, 1.0, 4)
+    assert KeptEpisodes(tmp_path, facts, fresh=True).get(1.0, 2) is None
+    assert KeptEpisodes(tmp_path, {"checkpoint": "def"}).get(1.0, 2) is None
 
 
 # Versions
@@ -219,7 +309,8 @@ def test_a_mistake_ends_in_a_message(runs: Path, call: Run, capsys: pytest.Captu
     (run, *_) = primal(runs)
     for arguments, message in (
         (["nowhere"], "there is no checkpoint nowhere"),
-        ([runs], "there is no checkpoint to go on from"),
+        ([runs], "there is no checkpoint that can be read"),
+        ([run, "--env-id", "Hopper-v3", "--allow-version-mismatch"], "the environment Hopper-v3 cannot be made"),
         (["--policy", "random", "--task", "chess"], "there is no task 'chess': it must be one of hopper"),
         (["--policy", "hopper/best"], "there is no policy 'hopper/best'"),
         ([run, "--device", "cuda:77"], "the device 'cuda:77' cannot be used"),
@@ -232,8 +323,12 @@ def test_a_mistake_ends_in_a_message(runs: Path, call: Run, capsys: pytest.Captu
         ([], "give runs to evaluate"),
         (["--policy", "random"], "--policy random needs --task"),
         ([run, "--policy", "random"], "give runs to evaluate"),
-        ([run, "--episodes", 0], "episodes (0) is too small"),
-        ([run, "--seed", -1], "seed (-1) is too small"),
+        ([run, "--episodes", 0], "episodes (0) must be at least 1"),
+        ([run, "--seed", -1], "seed (-1) must be at least 0"),
+        ([run, "--workers", -1], "workers (-1) must be at least 0"),
+        ([run, "--task", "hopper"], "--task is for --policy"),
+        (["--policy", "random", "--task", "hopper", "--env-id", "Hopper-v4"], "--env-id is for runs"),
+        (["--policy", "random", "--task", "hopper", "--targets", 5], "--targets is for runs"),
     ):
         with pytest.raises(SystemExit) as caught:
             call(*flags)
@@ -270,20 +365,37 @@ def test_a_loose_checkpoint_will_do(runs: Path, call: Run, tmp_path: Path) -> No
 
 def test_the_random_policy_scores_nothing(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("hopper", "walker2d"):
-        code, out, _ = call("--policy", "random", "--task", name, "--episodes", 100, "--json")
+    for name, episodes in (("hopper", 100), ("walker2d", 100), ("halfcheetah", 10)):
+        code, out, _ = call("--policy", "random", "--task", name, "--episodes", episodes, "--json")
         assert code == 0
         assert abs(json.loads(out)["groups"][0]["results"][0]["mean"]) < 2
 
 
-def test_our_expert_scores_what_its_card_says(call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["hopper", "walker2d", "halfcheetah"])
+def test_our_expert_scores_what_its_card_says(
+    name: str, call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    _, out, _ = call("--policy", "hopper/expert", "--episodes", 100, "--json")
+    _, out, _ = call("--policy", f"{name}/expert", "--episodes", 20, "--json")
     (group,) = json.loads(out)["groups"]
-    card = read_card("hopper")["policies"]["expert"]["sampled"]
+    card = read_card(name)["policies"]["expert"]["sampled"]
     (summary,) = group["runs"][0]["summaries"]
     assert abs(summary["return_mean"] - card["return_mean"]) < card["return_std"]
-    assert summary["num_episodes"] == 100
+
+
+def test_a_constant_policy_runs_through_the_same_path(
+    call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's own function, by module:name. Hopper, pushed one way, falls at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("somebodys.py").write_text("import numpy as np\ndef push(observation, random): return np.ones(3)\n")
+    code, out, _ = call("--policy", "somebodys:push", "--task", "hopper", "--episodes", 12, "--json")
+    assert code == 0
+    (group,) = json.loads(out)["groups"]
+    lengths = [episode["length"] for episode in group["runs"][0]["episodes"]]
+    assert max(lengths) < 100
+    assert group["results"][0]["mean"] < 10
 
 
 def test_behaviour_policies_do_not_depend_on_how_many_run_at_once() -> None:
@@ -338,7 +450,8 @@ def test_a_video_is_an_episode(runs: Path, call: Run, monkeypatch: pytest.Monkey
     code, _, err = call(primal(runs)[0], "--episodes", 1, "--video", "--out", "report")
     assert code == 0, err
     films = sorted(Path("report").glob("*.mp4"))
-    assert [re.sub(".*target", "target", film.name) for film in films] == ["target-1800.mp4", "target-3600.mp4"]
+    assert [re.sub(".*-window", "", film.name) for film in films] == ["-target-1800.mp4", "-target-3600.mp4"]
+    assert not list(Path("report").glob(".*"))
     episodes = json.loads(Path("report/report.json").read_text())["groups"][0]["runs"][0]["episodes"]
     for film, episode in zip(reversed(films), episodes, strict=True):
         num_frames, _ = imageio_ffmpeg.count_frames_and_secs(str(film))
@@ -356,4 +469,16 @@ def test_without_a_renderer_it_is_told(runs: Path, call: Run, monkeypatch: pytes
     assert code == 1
     assert "cannot be rendered here: an OpenGL platform library has not been loaded" in err
     assert "MUJOCO_GL=osmesa" in err
-    assert os.environ.get("MUJOCO_GL") in (None, "osmesa", "egl")
+    assert not list(runs.glob("*/evaluations"))  # told before anything was run
+
+
+def test_a_bar_shows_the_time_left_in_a_terminal(
+    runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("envs.progress.sys.stderr.isatty", lambda: True, raising=False)
+    code, _, err = call(primal(runs)[0], "--episodes", 2)
+    assert code == 0
+    assert re.search(r"at most \S+ left", err)
+    assert re.search(r"\d run, \d have ended, [\d,]+ steps/s", err)
+    assert "4 of 4 episodes in" in err
+    assert "nothing new to run" in call(primal(runs)[0], "--episodes", 2)[2]

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from primal_dt.data import Trajectories, Trajectory, WindowSampler
-from primal_dt.inference import InferenceMode
+from primal_dt.inference import InferenceMode, WindowInference
 from primal_dt.model import DecisionTransformer, ModelShape
 from primal_dt.normalizer import Normalizer
 from primal_dt.policy import DecisionTransformerPolicy
+from primal_dt.tiles import Tiles
 
 SHAPE = ModelShape(3, (-1.0, -1.0), (1.0, 1.0), width=16, context=4, rank=4, dropout=0.5, max_timesteps=12)
 UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
@@ -62,6 +63,23 @@ def test_the_model_is_shown_the_training_window_of_the_same_history(step: int) -
             other = policy.model(shifted).actions[0, step - first]
         np.testing.assert_allclose(episodes[row].actions[step], predicted, atol=1e-5)
         assert (other - predicted).abs().max() > 1e-3  # would be seen
+
+
+def test_the_inputs_are_bit_for_bit_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States as a data set would have them; what is left of the target as close as single precision has it."""
+    policy, seen = make(), []
+    policy.reset(np.zeros(2))
+    step = type(policy._inference).step
+
+    def watched(self: WindowInference, states: torch.Tensor, returns: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+        seen.append((states[:2].clone(), returns[:2].clone()))
+        return step(self, states, returns, tiles)
+
+    monkeypatch.setattr(WindowInference, "step", watched)
+    data = Trajectories.of(play(policy, 10))
+    window = WindowSampler(data, UNITS, context=10, batch_size=1, seed=0)._windows(data.offsets[:2])
+    assert torch.equal(torch.stack([states for states, _ in seen], 1), window.states)
+    torch.testing.assert_close(torch.stack([left for _, left in seen], 1), window.returns_to_go, atol=1e-5, rtol=0)
 
 
 def test_what_is_left_of_the_target_is_the_target_minus_the_rewards() -> None:
@@ -134,6 +152,8 @@ def test_a_wrong_call_is_told() -> None:
         policy.reset([[1.0]])
     with pytest.raises(ValueError, match="targets must be a vector of finite numbers"):
         policy.reset([float("nan")])
+    with pytest.raises(ValueError, match="mode must be window or streaming, not 'fast'"):
+        make("fast")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="streaming is for stacks"):
         make("streaming", replace(SHAPE, attention="linear"))
     policy.reset([1.0, 2.0])

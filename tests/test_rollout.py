@@ -121,9 +121,9 @@ def test_a_failing_environment_is_told_and_what_had_ended_is_not_lost(workers: i
     ended: list[Episode] = []
     with pytest.raises(RolloutError, match="seed 7 failed at step 2: RuntimeError: the physics has diverged"):
         rollout(
-            Recorder(), Fragile, targets=[1.0] * 4, seeds=[0, 7, 1, 3], num_workers=workers, on_episode=ended.append
+            Recorder(), Fragile, targets=[1.0] * 5, seeds=[0, 7, 1, 3, 2], num_workers=workers, on_episode=ended.append
         )
-    assert [(episode.seed, episode.length) for episode in ended] == [(0, 1), (1, 2)]
+    assert [(episode.seed, episode.length) for episode in ended] == [(0, 1), (1, 2), (2, 3)]  # the last in that step
 
 
 def test_a_process_that_dies_is_told() -> None:
@@ -144,9 +144,9 @@ def test_processes_make_no_difference(workers: int) -> None:
 
 
 def test_an_environment_that_cannot_be_made_is_told() -> None:
-    with pytest.raises(RuntimeError, match="no such thing"):
+    with pytest.raises(RolloutError, match="the environment cannot be made: no such thing"):
         rollout(Recorder(), cannot_be_made, targets=[1.0], seeds=[0])
-    with pytest.raises(RuntimeError, match="no such thing"):
+    with pytest.raises(RolloutError, match="the environment cannot be made: no such thing"):
         rollout(Recorder(), cannot_be_made, targets=[1.0] * 2, seeds=[0, 1], num_workers=2)
 
 
@@ -173,6 +173,16 @@ def test_an_action_that_is_not_finite_is_told(seen: float, words: str) -> None:
     assert [episode.seed for episode in ended] == [4]
 
 
+def test_a_reward_that_is_not_finite_is_told() -> None:
+    class Priceless(Countdown):
+        def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            observation, reward, *rest = super().step(action)
+            return (observation, reward if self.step_number < 3 else float("inf"), *rest)  # type: ignore[return-value]
+
+    with pytest.raises(RolloutError, match="the reward at step 2 of the episode with seed 6 is not finite"):
+        rollout(Recorder(), Priceless, targets=[1.0, 1.0], seeds=[4, 6])
+
+
 def test_a_wrong_call_is_told() -> None:
     with pytest.raises(ValueError, match="one target for each seed, not 1 for 2"):
         rollout(Recorder(), Countdown, targets=[1.0], seeds=[0, 1])
@@ -185,7 +195,8 @@ def test_environments_answer_in_the_order_of_the_numbers() -> None:
     with Environments(Countdown, 5, num_workers=2) as environments:
         assert environments.reset([10, 11, 12, 13, 14])[:, 0].tolist() == [10, 11, 12, 13, 14]
         numbers = np.array([0, 3, 4])
-        observations, rewards, ended = environments.step(numbers, np.array([[1.0], [2.0], [3.0]]))
+        observations, rewards, ended, failures = environments.step(numbers, np.array([[1.0], [2.0], [3.0]]))
+    assert failures == []
     assert observations[:, 0].tolist() == [10, 13, 14]
     assert rewards.tolist() == [1, 2, 3]
     assert ended.tolist() == [False, False, False]

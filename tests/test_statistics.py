@@ -33,7 +33,7 @@ def test_intervals_by_hand() -> None:
     assert iqm_interval([np.array([0.0, 1.0])], random=np.random.default_rng(0)) == (0, 1)
     assert iqm_interval([np.full(5, 7.0)], random=np.random.default_rng(0)) == (7, 7)
     assert iqm_interval([np.array([3.0])], random=np.random.default_rng(0)) is None
-    # Strata: the run of the first task is always there, so half of every resample is 10.
+    # Strata: the run of the first task is always there, so a third of every resample is 10.
     interval = iqm_interval([np.array([10.0]), np.array([0.0, 0.0])], random=np.random.default_rng(0))
     assert interval == pytest.approx((10 / 3, 10 / 3))
 
