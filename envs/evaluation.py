@@ -14,7 +14,7 @@ from primal_dt.rollout import Episode, Policy, rollout
 
 __all__ = ["BatchedPolicy", "Watch", "choose_workers", "evaluate", "evaluate_episodes"]
 
-ENVIRONMENTS_PER_WORKER = 16
+ENVIRONMENTS_PER_WORKER = 32
 """Below that, a process of its own costs more than it saves."""
 
 
@@ -61,7 +61,7 @@ def evaluate_episodes(
         task: where.
         wanted: targets and seeds.
         num_environments: how many run at a time, at most.
-        num_workers: processes that step them. By default one for every 16 environments, but not more than there are
+        num_workers: processes that step them. By default one for every 32 environments, but not more than there are
             cores; none if that is less than two.
         watches: are told how it goes.
     """
