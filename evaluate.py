@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
@@ -24,11 +24,10 @@ from envs.video import check_video, record_video
 from primal_dt.checkpoint import CheckpointError
 from primal_dt.distributed import choose_device
 from primal_dt.inference import InferenceMode
-from primal_dt.plots import plot_report
 from primal_dt.report import Evaluated, Report
-from primal_dt.report_files import MARKS, results_table, write_report
+from primal_dt.report_files import MARKS, results_table, write_report_and_plots
 from primal_dt.rollout import RolloutError
-from primal_dt.runs import commit, versions
+from primal_dt.runs import facts
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
@@ -104,9 +103,11 @@ def main() -> int:
         config = tyro.cli(Config, description=__doc__)
         evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
         if evaluated:
-            facts = facts_of(config)
+            device = str(choose_device(config.device))
             table = {f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()}
-            publish(Report.of(evaluated, published=table, facts=facts, failures=failures), config)
+            publish(
+                Report.of(evaluated, published=table, facts=facts() | {"device": device}, failures=failures), config
+            )
     except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_MISTAKE
@@ -178,11 +179,8 @@ def film(trained: Trained, evaluated: Evaluated, config: Config, *, mode: Infere
 
 def publish(report: Report, config: Config) -> None:
     """Print the table, write the files."""
-    folder = folder_of(config)
-    write_report(report, folder)
-    try:
-        write_report(report, folder, plots=plot_report(report, folder))
-    except ImportError:
+    path = write_report_and_plots(report, folder_of(config))
+    if not list(path.parent.glob("*.png")):
         print("no plots: they need matplotlib, pip install -c constraints.txt -e '.[plots]'", file=sys.stderr)
     if config.json:
         print(json.dumps(report.as_json(), indent=1))
@@ -190,23 +188,12 @@ def publish(report: Report, config: Config) -> None:
     print(f"\n{results_table(report)}\n\n{MARKS}")
     for warning in report.warnings:
         print(f"warning: {warning}")
-    print(f"report: {folder / 'report.md'}")
+    print(f"report: {path}")
 
 
 def folder_of(config: Config) -> Path:
     """Where the report goes."""
     return config.out or Path("reports") / STARTED
-
-
-def facts_of(config: Config) -> dict[str, Any]:
-    """How a report was made."""
-    return {
-        "command": " ".join(sys.argv),
-        "commit": commit(),
-        "versions": versions(),
-        "device": "cpu" if config.policy is not None else str(choose_device(config.device)),
-        "first seed of the episodes": config.seed,
-    }
 
 
 STARTED = time.strftime("%Y%m%d-%H%M%S")

@@ -14,6 +14,7 @@ import tyro
 
 from envs.datasets import Dataset, load_dataset
 from envs.episodes import DataError
+from envs.evaluated import describe_trained, open_trained
 from envs.evaluation import Watch, evaluate
 from envs.mujoco import make_environment
 from envs.training import dataset_again, make_sampler, model_shape, task_facts
@@ -21,9 +22,11 @@ from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from primal_dt.config import PRESETS, Config
 from primal_dt.distributed import Processes, join_processes
 from primal_dt.model import DecisionTransformer
+from primal_dt.report import Report
+from primal_dt.report_files import write_report_and_plots
 from primal_dt.rollout import Episode, Policy, RolloutError
 from primal_dt.run import Run
-from primal_dt.runs import lock_run, new_run_folder, read_config, write_config
+from primal_dt.runs import facts, lock_run, new_run_folder, read_config, write_config
 from primal_dt.score import summary_table
 from primal_dt.stopping import StopRequest, catch_signals
 from primal_dt.trainer import BadLossError, Trainer
@@ -134,11 +137,21 @@ def lead(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reque
     if request.signal is not None:
         print(f"stopped after step {run.saved_step:,}; to go on: python train.py --resume {folder}")
         return 128 + request.signal
-    if run.summaries:
-        print(f"\n{config.dataset}, {config.model.attention}, seed {config.run.seed}, step {trainer.step:,}")
-        print(f"normalized return: {dataset.task.unit}\n\n{summary_table(run.summaries)}")
-    print(f"\ncheckpoint: {run.last_good_checkpoint()}")
+    if run.episodes:
+        publish(folder, run.episodes)
+    print(f"run folder: {folder}\ncheckpoint: {run.last_good_checkpoint()}")
+    print(f"curves:     tensorboard --logdir {folder.parent}")
     return 0
+
+
+def publish(folder: Path, episodes: list[Episode]) -> None:
+    """The table of the last evaluation, and a report in the run's folder."""
+    trained = open_trained(folder)
+    evaluated = describe_trained(trained, episodes, mode="window")
+    print(f"\n{evaluated.dataset}, {evaluated.policy}, seed {evaluated.seed}, step {evaluated.step:,}")
+    print(f"normalized return: {trained.task.unit}\n\n{summary_table(evaluated.summaries())}\n")
+    path = write_report_and_plots(Report.of([evaluated], facts=facts()), folder / "report")
+    print(f"report:     {path}")
 
 
 def load(config: Config, before: dict[str, Any] | None, processes: Processes) -> Dataset:
@@ -166,14 +179,14 @@ def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
     folder = new_run_folder(
         Path(config.run.out), dataset=config.dataset, attention=config.model.attention, seed=config.run.seed
     )
-    facts = {
+    content = {
         "task": task_facts(config, dataset),
         "parts": [{"name": part.name, "path": str(part.path.resolve())} for part in dataset.parts],
         "threads": torch.get_num_threads(),
         "device": str(trainer.device),
         "num_parameters": trainer.model.num_parameters(),
     }
-    write_config(folder, config, facts)
+    write_config(folder, config, content)
     return folder
 
 

@@ -25,7 +25,7 @@ from primal_dt.report import Evaluated
 from primal_dt.rollout import Episode, RolloutError
 from primal_dt.scalars import HEADLINE
 
-__all__ = ["Plan", "Trained", "evaluate_behaviour", "evaluate_trained", "open_trained"]
+__all__ = ["Plan", "Trained", "describe_trained", "evaluate_behaviour", "evaluate_trained", "open_trained"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Trained:
         return checkpoint.policy(device, mode=mode)
 
 
-def open_trained(path: Path, *, env_id: str | None, allow_version_mismatch: bool, mode: InferenceMode) -> Trained:
+def open_trained(
+    path: Path, *, env_id: str | None = None, allow_version_mismatch: bool = False, mode: InferenceMode = "window"
+) -> Trained:
     """The last checkpoint of a run, or a checkpoint by its file; and whether it can do what it is to do.
 
     Args:
@@ -149,6 +151,14 @@ def evaluate_trained(
             num_workers=plan.num_workers,
             watches=[kept, *watches],  # kept before anybody else can fail
         )
+    episodes = [episode for pair in wanted if (episode := kept.get(*pair)) is not None]
+    return describe_trained(trained, episodes, mode=mode)
+
+
+def describe_trained(trained: Trained, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluated:
+    """Its episodes, with all that a report has to say about them."""
+    task, facts = trained.task, trained.facts
+    headline = task.environment.targets[0]
     return Evaluated(
         dataset=facts["dataset"],
         policy=trained.config["model"]["attention"],
@@ -164,7 +174,7 @@ def evaluate_trained(
         step=trained.step,
         mode=mode,
         checkpoint=str(trained.path),
-        episodes=tuple(episode for pair in wanted if (episode := kept.get(*pair)) is not None),
+        episodes=tuple(episodes),
         curve=_curve(trained.run_folder, headline),
         notes=trained.notes,
     )

@@ -59,7 +59,7 @@ def task_facts(config: Config, dataset: Dataset) -> dict[str, Any]:
         "dataset": config.dataset,
         "data_env_ids": sorted({part.env_id for part in dataset.parts}),
         "fingerprint": dataset.store.fingerprint,
-        "targets": list(config.evaluation.targets or environment.targets),
+        "targets": list(dict.fromkeys((environment.targets[0], *(config.evaluation.targets or environment.targets)))),
         "random_return": environment.reference.random_return,
         "expert_return": environment.reference.expert_return,
     }

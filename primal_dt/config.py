@@ -85,7 +85,7 @@ class EvaluationConfig:
     eval_seed: int = 1_000_000
     """Episode i is seeded with this plus i."""
     targets: tuple[float, ...] | None = None
-    """Returns to ask for. If not given: the task's; the first is the headline."""
+    """Returns to ask for besides the task's headline, which always comes first. If not given: the task's."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ INFERENCE_VERSION = 1
 
 InferenceMode = Literal["window", "streaming"]
 LAST = slice(-1, None)
+ALIGNED = 16
+"""Numbers of single precision in a cache line."""
 
 
 def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
@@ -190,20 +192,32 @@ class _SoftmaxMemory:
     def __init__(self, layer: SoftmaxAttention, context: int, num_rows: int) -> None:
         self.layer = layer
         self.context = context
-        ring = (num_rows, layer.num_heads, TOKENS_PER_STEP * context, layer.head_width)
+        num_tokens = TOKENS_PER_STEP * context
+        # Rounded up, so that the rows of every product begin where the processor likes them: how a product rounds can
+        # depend on that.
+        ring = (num_rows, layer.num_heads, -(-num_tokens // ALIGNED) * ALIGNED, layer.head_width)
         self._keys, self._values = (layer.output.weight.new_zeros(ring) for _ in range(2))
+        self._masks: dict[int, Tensor] = {}
 
     def make_room(self, timestep: int) -> None:
+        begin = TOKENS_PER_STEP * (timestep % self.context)
+        self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
+        number = min(timestep, self.context + timestep % self.context)  # from step K on they repeat
+        if number not in self._masks:
+            self._masks[number] = self._mask(timestep).to(self._keys.device)
+        self._seen = self._masks[number]  # (M, ring)
+
+    def _mask(self, timestep: int) -> Tensor:
+        """Which of the ring each of the new tokens sees."""
         slot, num_steps = timestep % self.context, min(timestep + 1, self.context)
-        begin, end = TOKENS_PER_STEP * slot, TOKENS_PER_STEP * (slot + 1)
-        self._new = slice(begin if timestep else 1, end)
-        self._filled = slice(0, TOKENS_PER_STEP * num_steps)
+        own = slice(TOKENS_PER_STEP * slot, TOKENS_PER_STEP * (slot + 1))
         # The slot of the oldest step begins with the action before it, which is not in the window; the first with none.
         oldest = 0 if timestep < self.context else (timestep + 1) % self.context
-        seen = torch.ones(TOKENS_PER_STEP, self._filled.stop, dtype=torch.bool)
+        seen = torch.zeros(TOKENS_PER_STEP, self._keys.shape[2], dtype=torch.bool)
+        seen[:, : TOKENS_PER_STEP * num_steps] = True
         seen[:, TOKENS_PER_STEP * oldest] = False
-        seen[:, begin:end] &= torch.ones(TOKENS_PER_STEP, TOKENS_PER_STEP, dtype=torch.bool).tril()
-        self._seen = seen[0 if timestep else 1 :].to(self._keys.device)  # (M, filled)
+        seen[:, own] &= torch.ones(TOKENS_PER_STEP, TOKENS_PER_STEP, dtype=torch.bool).tril()
+        return seen[0 if timestep else 1 :]
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
         """(n, M, D), normalised -> the layer's output at the chosen positions."""
@@ -212,7 +226,7 @@ class _SoftmaxMemory:
         seen = self._seen
         if positions is not None:
             q, seen = q[:, :, positions], seen[positions]
-        return self.layer.attend(q, self._keys[rows, :, self._filled], self._values[rows, :, self._filled], seen=seen)
+        return self.layer.attend(q, self._keys[rows], self._values[rows], seen=seen)
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         self._keys, self._values = _kept(self._keys, rows, num_rows), _kept(self._values, rows, num_rows)

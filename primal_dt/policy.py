@@ -31,8 +31,8 @@ class DecisionTransformerPolicy:
     (:class:`~primal_dt.inference.StreamingInference`).
 
     A difference in the last bit of an action grows into another episode. So forward passes run in tiles of a fixed
-    number of environments, the last one filled up, on one thread each (:class:`~primal_dt.tiles.Tiles`): on a CPU an
-    environment's actions are the same bit for bit, however many others there are, and on however many cores.
+    number of environments, the last one filled up (:class:`~primal_dt.tiles.Tiles`): on a CPU an environment's actions
+    are the same bit for bit, however many others there are, and on however many cores.
 
     Args:
         model: trained; it is put into evaluation mode.
@@ -58,7 +58,8 @@ class DecisionTransformerPolicy:
         self.device = next(model.parameters()).device
         if tile == "auto":
             tile = CPU_TILE[mode] if self.device.type == "cpu" else "all"
-        self._tiles = Tiles(None if tile == "all" else tile)
+        # Torch's fused attention, in window mode, rounds by the thread; what streaming computes does not.
+        self._tiles = Tiles(None) if tile == "all" else Tiles(tile, side_by_side=mode == "window")
         self.reset(np.zeros(0))
 
     @torch.inference_mode()

@@ -4,13 +4,15 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from primal_dt.files import atomic_write
+from primal_dt.plots import plot_report
 from primal_dt.report import FEW_EPISODES, Average, Group, Report, TargetResult
 from primal_dt.table import format_table
 
-__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report"]
+__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report", "write_report_and_plots"]
 
 HEADLINE, FEW, ELSEWHERE = "*", "†", "‡"
 MARKS = f"""\
@@ -146,6 +148,14 @@ def write_report(report: Report, folder: Path, *, plots: Sequence[Path] = ()) ->
         with atomic_write(folder / name) as file:
             file.write(text.encode())
     return [folder / name for name in contents]
+
+
+def write_report_and_plots(report: Report, folder: Path) -> Path:
+    """Write the files, and the plots if matplotlib is installed; where to begin reading."""
+    written = write_report(report, folder)
+    with suppress(ImportError):
+        write_report(report, folder, plots=plot_report(report, folder))
+    return written[0]
 
 
 def _markdown(report: Report, pictures: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from primal_dt.policy import DecisionTransformerPolicy
 from primal_dt.progress import Progress
 from primal_dt.rollout import Episode, Policy
 from primal_dt.scalars import ABOUT, HEADLINE, evaluation_scalars, spectrum_scalars, training_scalars
-from primal_dt.score import TargetSummary, summarize
+from primal_dt.score import summarize
 from primal_dt.stopping import StopRequest, StopRequestedError
 from primal_dt.trainer import Trainer
 
@@ -64,7 +64,7 @@ class Run:
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.saved_step = -1 if checkpoint is None else checkpoint.step
         """Of the newest checkpoint."""
-        self.summaries: list[TargetSummary] = []
+        self.episodes: list[Episode] = []
         """Of the last evaluation, if there was one."""
         self._evaluate = evaluate
         self._spectrum_batch = spectrum_batch
@@ -122,11 +122,11 @@ class Run:
             return {}
         policy = DecisionTransformerPolicy(self.trainer.model, self.normalizer)
         with self._progress.evaluating():
-            episodes = self._evaluate(policy)
-        self.summaries = summarize(
-            episodes, random_return=self.task["random_return"], expert_return=self.task["expert_return"]
+            self.episodes = self._evaluate(policy)
+        summaries = summarize(
+            self.episodes, random_return=self.task["random_return"], expert_return=self.task["expert_return"]
         )
-        scalars = evaluation_scalars(self.summaries)
+        scalars = evaluation_scalars(summaries)
         self._progress.score(scalars[HEADLINE])
         return scalars
 

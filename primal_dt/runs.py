@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from primal_dt.config import Config
 from primal_dt.files import atomic_write, remove_partial
 
-__all__ = ["lock_run", "new_run_folder", "read_config", "write_config"]
+__all__ = ["facts", "lock_run", "new_run_folder", "read_config", "write_config"]
 
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "minari")
 Value = TypeVar("Value")
@@ -58,9 +58,9 @@ def lock_run(folder: Path) -> Iterator[None]:
         raise ValueError(f"{folder} is being trained by another process") from error
 
 
-def write_config(folder: Path, config: Config, facts: Mapping[str, Any]) -> None:
+def write_config(folder: Path, config: Config, content: Mapping[str, Any]) -> None:
     """``config.json``: the configuration, and what else it takes to make the run again."""
-    content = {"config": asdict(config), **facts, "versions": versions(), "commit": commit(), "command": sys.argv}
+    content = {"config": asdict(config), **content, **facts()}
     with atomic_write(folder / "config.json") as file:
         file.write(json.dumps(content, indent=2).encode() + b"\n")
 
@@ -92,6 +92,11 @@ def _build(kind: type[Value], values: Mapping[str, Any]) -> Value:
             value = _build(field.type, value)
         arguments[field.name] = tuple(value) if isinstance(value, list) else value
     return kind(**arguments)
+
+
+def facts() -> dict[str, Any]:
+    """How something was made: the command, the commit, the versions."""
+    return {"command": sys.argv, "commit": commit(), "versions": versions()}
 
 
 def versions() -> dict[str, str]:

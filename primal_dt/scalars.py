@@ -25,7 +25,7 @@ ABOUT = """
 | `train/learning_rate`, `train/steps_per_second` | |
 | `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalised singular values |
 | `spectrum/lambda_mean/layer_i`, `lambda_max` | Lambda of a primal layer |
-| `eval/normalized_return` | the headline: at the first target; 0 = random policy, 100 = expert (D4RL) |
+| `eval/normalized_return` | at the headline target, which the task table fixes; 0 = random policy, 100 = expert |
 | `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | asked for a return of R |
 """
 

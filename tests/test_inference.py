@@ -13,7 +13,7 @@ from primal_dt.tiles import Tiles
 
 STREAMABLE = ("primal-plus", "primalformer", "softmax")
 NUM_ROWS, NUM_STEPS = 4, 25
-TILES = Tiles(2)
+TILES = Tiles(2, side_by_side=True)
 
 
 def make(attention: str = "primal-plus", *, context: int = 4, num_layers: int = 3) -> DecisionTransformer:
@@ -163,33 +163,50 @@ def test_what_is_asked_for_is_made_or_refused() -> None:
 
 
 def test_tiles_cover_all_rows_once() -> None:
-    tiles, seen = Tiles(3), []
-    assert [tiles.whole(count) for count in (0, 1, 3, 4)] == [0, 3, 3, 6]
-    tiles.run(lambda rows: seen.append(rows), 9)
-    assert sorted((rows.start, rows.stop) for rows in seen) == [(0, 3), (3, 6), (6, 9)]
+    seen: list[slice] = []
+    for tiles in (Tiles(3), Tiles(3, side_by_side=True)):
+        assert [tiles.whole(count) for count in (0, 1, 3, 4)] == [0, 3, 3, 6]
+        tiles.run(seen.append, 9)
+        assert sorted((rows.start, rows.stop) for rows in seen[-3:]) == [(0, 3), (3, 6), (6, 9)]
     whole = Tiles(None)
     assert whole.whole(5) == 5
-    whole.run(lambda rows: seen.append(rows), 5)
+    whole.run(seen.append, 5)
     assert (seen[-1].start, seen[-1].stop) == (0, 5)
     with pytest.raises(ValueError, match="at least 1 row, not 0"):
         Tiles(0)
 
 
-def test_a_tile_has_one_thread_and_no_gradients() -> None:
+def test_side_by_side_a_tile_has_one_thread_and_no_gradients() -> None:
     threads = torch.get_num_threads()
     found: list[tuple[int, bool]] = []
     try:
         torch.set_num_threads(2)
-        Tiles(1).run(lambda rows: found.append((torch.get_num_threads(), torch.is_inference_mode_enabled())), 3)
+        Tiles(1, side_by_side=True).run(
+            lambda rows: found.append((torch.get_num_threads(), torch.is_inference_mode_enabled())), 3
+        )
         assert torch.get_num_threads() == 2  # of the caller
     finally:
         torch.set_num_threads(threads)
     assert found == [(1, True)] * 3
 
 
+def test_one_after_the_other_a_tile_has_few_threads() -> None:
+    threads = torch.get_num_threads()
+    found: list[int] = []
+    try:
+        torch.set_num_threads(7)
+        Tiles(1).run(lambda rows: found.append(torch.get_num_threads()), 2)
+        Tiles(None).run(lambda rows: found.append(torch.get_num_threads()), 2)
+        assert found == [4, 4, 7]
+        assert torch.get_num_threads() == 7
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_what_fails_in_a_tile_is_told() -> None:
     def fail(rows: slice) -> None:
         raise RuntimeError(f"in row {rows.start}")
 
-    with pytest.raises(RuntimeError, match="in row 0"):
-        Tiles(2).run(fail, 4)
+    for tiles in (Tiles(2), Tiles(2, side_by_side=True)):
+        with pytest.raises(RuntimeError, match="in row 0"):
+            tiles.run(fail, 4)

@@ -110,6 +110,10 @@ def test_a_run_leaves_everything_behind(
     for word in (str(folder), "tensorboard --logdir runs", "normalized return", "3600", "1800", "step-000000060.pt"):
         assert word in shown.out
     assert "step 60 of 60  loss" in shown.err
+    report = json.loads((folder / "report" / "report.json").read_text())
+    (result, _) = report["groups"][0]["results"]
+    assert result["mean"] == pytest.approx(record(folder)[-1]["eval/normalized_return"])
+    assert str(folder / "report" / "report.md") in shown.out
     lines = record(folder)
     assert [line["step"] for line in lines] == list(range(5, 61, 5))
     assert [line["step"] for line in lines if "eval/normalized_return" in line] == [20, 40, 60]

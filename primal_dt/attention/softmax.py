@@ -89,9 +89,14 @@ class SoftmaxAttention(DualAttention):
             q: of the tokens where the output is wanted.
             k: of the tokens that they may see.
             v: of the same.
-            seen: (M, L) bool, which query sees which key; None for queries and keys of one sequence, causally.
+            seen: (M, L) bool, which query sees which key; None for queries and keys of one sequence, causally. With it
+                the M x L matrix is in memory: M is meant to be small, and torch's fused kernel is then slower.
         """
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+        if seen is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = ((q * q.shape[-1] ** -0.5) @ k.mT).masked_fill_(~seen, float("-inf"))  # (B, H, M, L)
+            mixed = scores.softmax(-1) @ v
         return self._emit(mixed.transpose(1, 2), None)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:

@@ -1,0 +1,45 @@
+"""What the tests of a group may take, and what they took."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+BUDGETS = {
+    "attention": 150,
+    "data and environments": 90,
+    "training": 240,
+    "evaluation": 120,
+    "README and docs": 120,
+}
+"""Seconds on two cores that have nothing else to do; .ci/run is to stay below 15 minutes with all of them."""
+TRAINING = ("checkpoint", "distributed", "files", "imports", "logbook", "model", "muon", "objective", "runs", "train")
+EVALUATION = ("evaluate", "inference", "policy", "report", "rollout", "statistics")
+
+
+def group_of(path: Path) -> str:
+    """The group of a test file."""
+    parts = path.relative_to(ROOT).parts
+    name = path.stem.removeprefix("test_")
+    if parts[0] == "attention":
+        return "attention"
+    if name == "readme":
+        return "README and docs"
+    if name in (*TRAINING, "trainer"):
+        return "training"
+    return "evaluation" if name in EVALUATION else "data and environments"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the time of each group beside its budget."""
+    spent: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[group_of(ROOT.parent / report.location[0])] += report.duration
+    terminalreporter.section("seconds of each group, of its budget")
+    for group, budget in BUDGETS.items():
+        if spent[group]:
+            over = "  OVER" if spent[group] > budget else ""
+            terminalreporter.write_line(f"{spent[group]:6.0f} of {budget:4d}  {group}{over}")
