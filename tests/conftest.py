@@ -1,6 +1,5 @@
 """What the tests of a group may take, and what they took."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def group_of(path: Path) -> str:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the time of each group beside its budget."""
-    spent: Counter[str] = Counter()
+    spent = dict.fromkeys(BUDGETS, 0.0)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):

@@ -94,14 +94,14 @@ def test_what_is_left_of_the_target_is_the_target_minus_the_rewards() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [48, 128])
 @pytest.mark.parametrize("attention", ["primal-plus", "softmax", "primalformer"])
 def test_actions_are_the_same_bit_for_bit_however_many_act_at_once(
     attention: str, mode: InferenceMode, width: int
 ) -> None:
     """Alone, in another order, among others, and after others have left; on any number of threads."""
     shape = replace(SHAPE, attention=attention, width=width, num_heads=2, context=7, state_width=3, max_timesteps=20)
-    count, steps = 130, 16
+    count, steps = 130, 12
     observations = np.random.default_rng(1).normal(size=(steps, count, 3))
 
     def act(rows: list[int], *, leave_after: int | None = None) -> np.ndarray:
@@ -121,9 +121,9 @@ def test_actions_are_the_same_bit_for_bit_however_many_act_at_once(
     try:
         torch.set_num_threads(1)
         every = act(list(range(count)))
-        for number in (1, 2, 3, 6):
+        for number in (2, 6):
             torch.set_num_threads(number)
-            for rows in ([0], [129], [3, 1, 2], list(range(20, 28)), list(range(129, -1, -1))):
+            for rows in ([129], [3, 1, 2], list(range(129, -1, -1))):
                 np.testing.assert_array_equal(act(rows), every[:, rows])
             fewer = act(list(range(count)), leave_after=5)
             stayed = [row for row in range(count) if row % 3]
