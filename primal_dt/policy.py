@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from primal_dt.inference import InferenceMode, make_inference
+from primal_dt.inference import ALIGNED, InferenceMode, make_inference
 from primal_dt.model import DecisionTransformer
 from primal_dt.normalizer import Normalizer
 from primal_dt.tiles import Tiles
@@ -58,8 +58,11 @@ class DecisionTransformerPolicy:
         self.device = next(model.parameters()).device
         if tile == "auto":
             tile = CPU_TILE[mode] if self.device.type == "cpu" else "all"
-        # Torch's fused attention, in window mode, rounds by the thread; what streaming computes does not.
-        self._tiles = Tiles(None) if tile == "all" else Tiles(tile, side_by_side=mode == "window")
+        # Torch's fused attention, in window mode, rounds by the thread. So do products of streaming, unless all their
+        # rows begin at a cache line.
+        is_aligned = model.shape.width // model.shape.num_heads % ALIGNED == 0
+        side_by_side = mode == "window" or not is_aligned
+        self._tiles = Tiles(None) if tile == "all" else Tiles(tile, side_by_side=side_by_side)
         self.reset(np.zeros(0))
 
     @torch.inference_mode()
