@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent
 BUDGETS = {
     "attention": 150,
     "data and environments": 90,
-    "training": 240,
+    "training": 330,
     "evaluation": 120,
     "README and docs": 120,
 }

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -473,12 +474,23 @@ def test_without_a_renderer_it_is_told(runs: Path, call: Run, monkeypatch: pytes
 
 
 def test_a_bar_shows_the_time_left_in_a_terminal(
-    runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("envs.progress.sys.stderr.isatty", lambda: True, raising=False)
-    code, _, err = call(primal(runs)[0], "--episodes", 2)
-    assert code == 0
-    assert re.search(r"at most \S+ left", err)
-    assert re.search(r"\d run, \d have ended, [\d,]+ steps/s", err)
-    assert "4 of 4 episodes in" in err
-    assert "nothing new to run" in call(primal(runs)[0], "--episodes", 2)[2]
+    with Progress("a run") as bar:
+        bar.begin(2, 10)
+        time.sleep(0.15)  # bars are not drawn more often
+        bar.step(2)
+        bar.end_episode(Episode(3600.0, 0, 5.0, 2))
+        time.sleep(0.15)
+        bar.step(1)
+    shown = capsys.readouterr().err
+    assert re.search(r"a run: +10%.*at most \S+ left, 2 run, 0 have ended, [\d,]+ steps/s", shown)
+    assert re.search(r"a run: +60%.*1 run, 1 have ended", shown)  # 2 + 8 that it was spared + its last + 1, of 20
+    assert "1 of 2 episodes in" in shown
+
+
+def test_what_is_known_is_said_to_be(runs: Path, call: Run) -> None:
+    (run, *_) = primal(runs)
+    assert "4 of 4 episodes in" in call(run, "--episodes", 2)[2]
+    assert "nothing new to run" in call(run, "--episodes", 2)[2]

@@ -114,8 +114,10 @@ def test_actions_are_the_same_bit_for_bit_however_many_act_at_once(
     count, steps = 70, 6
     observations = np.random.default_rng(1).normal(size=(steps, count, 3))
 
+    model = make(mode, shape).model  # once: with other threads its orthogonal weights would have other bits
+
     def act(rows: list[int], *, leave_after: int | None = None) -> np.ndarray:
-        policy, inside = make(mode, shape), list(rows)
+        policy, inside = DecisionTransformerPolicy(model, UNITS, mode=mode), list(rows)
         policy.reset([10.0 * row for row in rows])
         actions = np.full((steps, len(rows), 2), np.nan, np.float32)
         for step in range(steps):
