@@ -18,6 +18,9 @@ HOW = (
 )
 
 
+FILMED = {"render_mode": "rgb_array", "camera_name": "track"}  # the default camera stays behind
+
+
 class _Filmed:
     """An environment whose looks go to an encoder, frame by frame."""
 
@@ -53,7 +56,7 @@ def check_video(task: Task) -> None:
     except ImportError as error:
         raise DataError(f"there is no video encoder here: {error}. {HOW}") from error
     try:
-        environment = make_environment(task, render_mode="rgb_array")
+        environment = make_environment(task, **FILMED)
         environment.reset(seed=0)
         environment.render()
         environment.close()
@@ -67,7 +70,7 @@ def record_video(policy: Policy, task: Task, path: Path, *, target: float, seed:
     """Run an episode and save it as a film, which is there whole or not at all."""
     import imageio_ffmpeg
 
-    environment = make_environment(task, render_mode="rgb_array")
+    environment = make_environment(task, **FILMED)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial.mp4")  # ffmpeg goes by the ending
     try:

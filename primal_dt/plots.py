@@ -61,7 +61,8 @@ def _bars(figure: "Figure", report: Report) -> bool:
         axes.plot(group.run_scores, [place] * len(group.runs), "k.", ms=4)
     axes.set_yticks(range(len(report.groups)), [f"{_label(group)}, {_task(group)}" for group in report.groups])
     axes.invert_yaxis()
-    axes.set_xlabel("normalized return: IQM over seeds (bars), 95 % interval (lines), seeds (dots)")
+    axes.set_xlabel("normalized return")
+    figure.suptitle("IQM over seeds (bars), 95 % interval (lines), seeds (dots)", fontsize=9)
     return True
 
 
