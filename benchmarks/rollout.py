@@ -149,13 +149,16 @@ def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Calla
     model = DecisionTransformer(shape)
     units = Normalizer(np.zeros(shape.state_width, np.float32), np.ones(shape.state_width, np.float32), 1000.0)
 
-    def session(policy: Policy | None, count: int) -> Callable[[], None]:
-        made = Environments(partial(make_environment, TASK), count, num_workers=choose_workers(count))
+    def session(policy: Policy | None, count: int, *, workers: int | None = None) -> Callable[[], None]:
+        workers = choose_workers(count) if workers is None else workers
+        made = Environments(partial(make_environment, TASK), count, num_workers=workers)
         return Session(policy, stack.enter_context(made), warm_up=0 if policy is None else config.context).steps
 
     yield PLAIN, 1, session(PlainPolicy(model, units), 1)
     for count in config.envs:
         yield f"environments alone, {count}", count, session(None, count)
+        if choose_workers(count):  # whether processes of their own pay
+            yield f"environments alone, {count}, one process", count, session(None, count, workers=0)
         modes: tuple[InferenceMode, ...] = ("window", "streaming")
         for mode in modes:
             yield f"{mode}, {count}", count, session(DecisionTransformerPolicy(model, units, mode=mode), count)

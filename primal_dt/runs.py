@@ -11,17 +11,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from primal_dt.config import Config
 from primal_dt.files import atomic_write, remove_partial
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = ["facts", "lock_run", "new_run_folder", "read_config", "write_config"]
 
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "minari")
-Value = TypeVar("Value")
+Value = TypeVar("Value", bound="DataclassInstance")
 
 
 def new_run_folder(parent: Path, *, dataset: str, attention: str, seed: int) -> Path:
@@ -86,7 +89,7 @@ def read_config(folder: Path) -> tuple[Config, dict[str, Any]]:
 def _build(kind: type[Value], values: Mapping[str, Any]) -> Value:
     """A dataclass from what ``asdict`` made of it."""
     arguments = {}
-    for field in fields(kind):  # type: ignore[arg-type]
+    for field in fields(kind):
         value = values[field.name]
         if isinstance(field.type, type) and is_dataclass(field.type):
             value = _build(field.type, value)
