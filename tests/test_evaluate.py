@@ -30,6 +30,7 @@ from primal_dt.checkpoint import load_checkpoint
 from primal_dt.rollout import Episode, RolloutError, rollout
 from tests.envs.files import d4rl_arrays, write_d4rl
 
+pytestmark = pytest.mark.xdist_group("evaluate")  # one process trains what they evaluate
 SMALL = shlex.split("""
     --width 16 --context 4 --rank 4 --num-layers 2 --batch-size 8 --warmup-steps 5 --steps 20 --log-every-steps 10
     --save-every-steps 20 --eval-every-steps 10 --eval-episodes 1 --spectrum-every-steps 0 --threads 1 --device cpu

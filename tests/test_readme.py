@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.xdist_group("readme")  # one process records the data sets, for all of them
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
