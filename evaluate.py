@@ -28,6 +28,7 @@ from primal_dt.report import Evaluated, Report
 from primal_dt.report_files import MARKS, results_table, write_report_and_plots
 from primal_dt.rollout import RolloutError
 from primal_dt.runs import facts
+from primal_dt.terminal import honour_no_color
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
@@ -99,6 +100,7 @@ class Config:
 
 def main() -> int:
     """Parse, evaluate, report; and say what went wrong, if anything did."""
+    honour_no_color()
     try:
         config = tyro.cli(Config, description=__doc__)
         evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)

@@ -29,6 +29,7 @@ from primal_dt.run import Run
 from primal_dt.runs import facts, lock_run, new_run_folder, read_config, write_config
 from primal_dt.score import summary_table
 from primal_dt.stopping import StopRequest, catch_signals
+from primal_dt.terminal import honour_no_color
 from primal_dt.trainer import BadLossError, Trainer
 
 SPECTRUM_SEQUENCES = 8
@@ -37,6 +38,7 @@ EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 
 def main() -> int:
     """Parse, build, run; and say what went wrong, if anything did."""
+    honour_no_color()
     try:
         config, before = parse(sys.argv[1:])
         with join_processes(config.run.device) as processes:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
 from benchmarks.measure import Timing, large_matrix_product, peak_memory_mib, run_alone, time_interleaved
+from benchmarks.program import run_program
 from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
 from primal_dt.table import format_table
 
@@ -363,4 +363,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, prog="python -m benchmarks.attention", description=__doc__))
+    run_program(main, Config, name="benchmarks.attention", description=__doc__)

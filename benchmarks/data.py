@@ -17,10 +17,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import torch
-import tyro
 from tqdm import tqdm
 
 from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
+from benchmarks.program import run_program
 from envs.behaviour import load_policy
 from envs.datasets import load_dataset
 from envs.minari_data import RecordedEpisode, write_minari
@@ -70,7 +70,7 @@ def record_rates(seconds: float) -> Iterator[list[str]]:
 def synthetic_episodes(num_steps: int, task: Task) -> Iterator[RecordedEpisode]:
     """Noise in the shape of an environment's data."""
     random, width = np.random.default_rng(0), task.environment
-    for number in tqdm(range(num_steps // EPISODE), desc="writing", unit=" episodes", leave=False):
+    for number in tqdm(range(num_steps // EPISODE), desc="writing", unit=" episodes", leave=False, disable=None):
         yield RecordedEpisode(
             observations=random.standard_normal((EPISODE + 1, width.state_width)),
             actions=random.uniform(-1, 1, (EPISODE, width.action_width)).astype(np.float32),
@@ -114,7 +114,7 @@ def timed_load(name: str) -> tuple[float, float]:
 def load_times(names: dict[str, str], cache: Path, rounds: int) -> Iterator[list[str]]:
     """First and second load of each data set."""
     seen: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for _ in tqdm(range(rounds), desc="loading", leave=False):
+    for _ in tqdm(range(rounds), desc="loading", leave=False, disable=None):
         shutil.rmtree(cache, ignore_errors=True)
         for turn in ("first", "second"):
             for label, name in names.items():
@@ -164,4 +164,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    run_program(main, Config, name="benchmarks.data", description=__doc__)

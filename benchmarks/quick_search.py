@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from tqdm import tqdm
 
 from benchmarks.measure import time_interleaved
+from benchmarks.program import run_program
 from envs.datasets import load_dataset
 from primal_dt.config import OptimizerConfig
 from primal_dt.data import WindowSampler
@@ -172,7 +172,7 @@ def search(config: Config) -> Iterator[dict[str, Any]]:
                     if identity(line) not in done:
                         steps = int(config.seconds / each)
                         futures.append(pool.submit(train, dataset, setting, seed=seed, steps=steps, config=config))
-        for future in tqdm(as_completed(futures), total=len(futures), desc="search", unit=" runs"):
+        for future in tqdm(as_completed(futures), total=len(futures), desc="search", unit=" runs", disable=None):
             yield future.result()
 
 
@@ -191,4 +191,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    run_program(main, Config, name="benchmarks.quick_search", description=__doc__)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.measure import Timing, time_interleaved
+from benchmarks.program import run_program
 from envs.evaluation import choose_workers
 from envs.mujoco import make_environment
 from envs.tasks import task_of
@@ -195,7 +195,7 @@ def main(config: Config) -> None:
     """Time all by turns, show, save."""
     with ExitStack() as stack:
         made = {name: (count, step) for name, count, step in sessions(config, stack)}
-        with tqdm(desc="steps", unit=" calls", leave=False) as bar:
+        with tqdm(desc="steps", unit=" calls", leave=False, disable=None) as bar:
             seen = time_interleaved(
                 {name: step for name, (_, step) in made.items()},
                 seconds=config.seconds,
@@ -213,4 +213,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    run_program(main, Config, name="benchmarks.rollout", description=__doc__)

@@ -15,6 +15,7 @@ from envs.episodes import DataError
 from envs.minari_data import check_name, minari_folder, open_minari
 from envs.tasks import KNOWN_NAMES, parse_name, task_of
 from primal_dt.table import format_table
+from primal_dt.terminal import honour_no_color
 
 RESERVED = ("primal/", "mujoco/", "d4rl/", "D4RL/")
 Name = Annotated[str, tyro.conf.Positional]
@@ -162,6 +163,7 @@ def show_cache(clear: bool = False, clear_downloads: bool = False) -> None:
 
 def main() -> None:
     """Run a command; a user's mistake ends in a message."""
+    honour_no_color()
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"list": list_datasets, "info": info, "record": record, "cache": show_cache},

@@ -10,7 +10,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from filelock import FileLock
-from tqdm import tqdm
+
+from primal_dt.terminal import Counter
 
 __all__ = ["DownloadError", "download"]
 
@@ -129,7 +130,7 @@ def _fetch(url: str, part: _Part, stall_seconds: float) -> None:
         name = part.path.name.removesuffix(".part")
         with (
             part.path.open("ab") as file,
-            tqdm(desc=name, total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024) as progress,
+            Counter(name, total=total, unit="B", initial=have) as progress,
         ):
             while block := response.read1(BLOCK):
                 file.write(block)

@@ -8,10 +8,9 @@ from tqdm import tqdm
 
 from envs.evaluation import Watch
 from primal_dt.rollout import Episode
+from primal_dt.terminal import SECONDS_BETWEEN_LINES
 
 __all__ = ["Progress"]
-
-SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress(Watch):

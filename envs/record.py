@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 import primal_dt
 from envs.behaviour import BehaviourPolicy, load_policy
@@ -18,6 +17,7 @@ from envs.minari_data import RecordedEpisode, write_minari
 from envs.mujoco import Env, make_environment
 from envs.recipes import Ingredient
 from envs.tasks import Task
+from primal_dt.terminal import Counter
 
 __all__ = ["record", "run_episode"]
 
@@ -93,7 +93,7 @@ def _episodes(recipe: Sequence[Ingredient], *, task: Task, seed: int, label: str
     policies = [load_policy(part.policy, task) for part in recipe]
     env = make_environment(task)
     try:
-        with tqdm(total=sum(part.steps for part in recipe), unit=" steps", desc=f"recording {label}") as progress:
+        with Counter(f"recording {label}", total=sum(part.steps for part in recipe), unit="steps") as progress:
             for part, policy in zip(recipe, policies, strict=True):
                 steps = 0
                 while steps < part.steps:

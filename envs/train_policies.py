@@ -261,7 +261,9 @@ def choose(curve: list[tuple[int, float]], name: str, score_of: Callable[[int], 
 def measure(policy: BehaviourPolicy, task: Task, seeds: range, label: str) -> dict[str, float]:
     """Its return over the episodes of these seeds."""
     env = make_environment(task)
-    returns = [run_episode(env, policy, seed=seed).rewards.sum() for seed in tqdm(seeds, desc=label, leave=False)]
+    returns = [
+        run_episode(env, policy, seed=seed).rewards.sum() for seed in tqdm(seeds, desc=label, leave=False, disable=None)
+    ]
     env.close()
     scores = task.environment.reference.score(returns)
     return {

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from primal_dt.terminal import SECONDS_BETWEEN_LINES
 from primal_dt.trainer import TrainMetrics
 
 __all__ = ["Progress"]
-
-SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress:

@@ -1,0 +1,32 @@
+"""How a benchmark starts and ends."""
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import tyro
+
+from primal_dt.terminal import honour_no_color
+
+__all__ = ["run_program"]
+
+ConfigT = TypeVar("ConfigT")
+
+
+def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name: str, description: str | None) -> None:
+    """Parse the flags and run; a user's mistake ends in a message, Ctrl-C without a traceback.
+
+    Args:
+        main: what to do with the configuration.
+        config: a dataclass, whose fields are the flags.
+        name: of the module.
+        description: shown by ``--help``.
+    """
+    honour_no_color()
+    try:
+        main(tyro.cli(config, prog=f"python -m {name}", description=description))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
