@@ -5,6 +5,11 @@ yet, and writes report.md, report.csv, report.json and plots. The ends of the sc
 --task hopper, or --policy hopper/expert.
 """
 
+if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
 import sys
 import time
@@ -28,7 +33,7 @@ from primal_dt.report import Evaluated, Report
 from primal_dt.report_files import MARKS, results_table, write_report_and_plots
 from primal_dt.rollout import RolloutError
 from primal_dt.runs import facts
-from primal_dt.terminal import honour_no_color
+from primal_dt.terminal import begin_program
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
@@ -100,7 +105,7 @@ class Config:
 
 def main() -> int:
     """Parse, evaluate, report; and say what went wrong, if anything did."""
-    honour_no_color()
+    begin_program()
     try:
         config = tyro.cli(Config, description=__doc__)
         evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)

@@ -4,6 +4,12 @@ Without a preset, quick is taken: python train.py --dataset primal/walker2d/medi
 by: python train.py quick --help. A run that was stopped goes on with: python train.py --resume runs/RUN.
 """
 
+if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +35,7 @@ from primal_dt.run import Run
 from primal_dt.runs import facts, lock_run, new_run_folder, read_config, write_config
 from primal_dt.score import summary_table
 from primal_dt.stopping import StopRequest, catch_signals
-from primal_dt.terminal import honour_no_color
+from primal_dt.terminal import begin_program
 from primal_dt.trainer import BadLossError, Trainer
 
 SPECTRUM_SEQUENCES = 8
@@ -38,7 +44,7 @@ EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 
 def main() -> int:
     """Parse, build, run; and say what went wrong, if anything did."""
-    honour_no_color()
+    begin_program()
     try:
         config, before = parse(sys.argv[1:])
         with join_processes(config.run.device) as processes:
@@ -47,6 +53,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
+        print("stopped; nothing is left half written", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -119,7 +126,8 @@ def lead(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reque
             watches=[GivesWay()],
         )
 
-    print(f"run folder: {folder}\nwatch it:   tensorboard --logdir {folder.parent}", flush=True)
+    curves = shlex.join(["tensorboard", "--logdir", str(folder.parent)])
+    print(f"run folder: {folder}\nwatch it:   {curves}", flush=True)
     run = Run(
         folder,
         config,
@@ -137,12 +145,13 @@ def lead(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reque
         print(f"error: {error}; the last good checkpoint: {run.last_good_checkpoint()}", file=sys.stderr)
         return EXIT_BAD_LOSS
     if request.signal is not None:
-        print(f"stopped after step {run.saved_step:,}; to go on: python train.py --resume {folder}")
+        again = shlex.join(["python", sys.argv[0], "--resume", str(folder)])
+        print(f"stopped after step {run.saved_step:,}; to go on: {again}")
         return 128 + request.signal
     if run.episodes:
         publish(folder, run.episodes)
     print(f"run folder: {folder}\ncheckpoint: {run.last_good_checkpoint()}")
-    print(f"curves:     tensorboard --logdir {folder.parent}")
+    print(f"curves:     {curves}")
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import tyro
 
-from primal_dt.terminal import honour_no_color
+from primal_dt.terminal import begin_program
 
 __all__ = ["run_program"]
 
@@ -22,7 +22,7 @@ def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name:
         name: of the module.
         description: shown by ``--help``.
     """
-    honour_no_color()
+    begin_program()
     try:
         main(tyro.cli(config, prog=f"python -m {name}", description=description))
     except (ValueError, OSError) as error:

@@ -1,5 +1,10 @@
 """``python -m envs list | info | record | cache``: see data sets, and make them."""
 
+if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
 import os
 import sys
@@ -15,7 +20,7 @@ from envs.episodes import DataError
 from envs.minari_data import check_name, minari_folder, open_minari
 from envs.tasks import KNOWN_NAMES, parse_name, task_of
 from primal_dt.table import format_table
-from primal_dt.terminal import honour_no_color
+from primal_dt.terminal import begin_program
 
 RESERVED = ("primal/", "mujoco/", "d4rl/", "D4RL/")
 Name = Annotated[str, tyro.conf.Positional]
@@ -163,7 +168,7 @@ def show_cache(clear: bool = False, clear_downloads: bool = False) -> None:
 
 def main() -> None:
     """Run a command; a user's mistake ends in a message."""
-    honour_no_color()
+    begin_program()
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"list": list_datasets, "info": info, "record": record, "cache": show_cache},

@@ -1,6 +1,7 @@
 """What a person sees of long work: a bar in a terminal, plain lines elsewhere; and no colours where none are wanted."""
 
 import os
+import signal
 import sys
 import time
 from typing import Any, Self
@@ -8,14 +9,15 @@ from typing import Any, Self
 import tyro
 from tqdm import tqdm
 
-__all__ = ["SECONDS_BETWEEN_LINES", "Counter", "honour_no_color"]
+__all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program"]
 
 SECONDS_BETWEEN_LINES = 30.0
 MEBIBYTE = 2**20
 
 
-def honour_no_color() -> None:
-    """Have tyro print no colours if ``NO_COLOR`` is set (https://no-color.org); tyro itself does not look."""
+def begin_program() -> None:
+    """What every program does first: Ctrl-C is an exception, and ``NO_COLOR`` (https://no-color.org) is honoured."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts let it kill them while they import
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False
 

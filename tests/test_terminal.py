@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,17 @@ def test_help_has_colours_in_a_terminal_unless_they_are_not_wanted(program: list
     plain = shown_in_a_terminal(command, NO_COLOR="1")
     assert b"usage" in plain
     assert ESCAPE not in plain
+
+
+@pytest.mark.parametrize("program", [["train.py"], ["evaluate.py"], ["-m", "envs"]])
+def test_ctrl_c_while_a_program_imports_ends_it_without_a_traceback(program: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", *program, "--help"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.rstrip().endswith("numpy._core"):  # what Python has imported by then; most is still to come
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in rest
