@@ -28,12 +28,13 @@ from envs.tasks import task_named
 from envs.video import check_video, record_video
 from primal_dt.checkpoint import CheckpointError
 from primal_dt.distributed import choose_device
+from primal_dt.files import check_writable
 from primal_dt.inference import InferenceMode
 from primal_dt.report import Evaluated, Report
 from primal_dt.report_files import MARKS, results_table, write_report_and_plots
 from primal_dt.rollout import RolloutError
 from primal_dt.runs import facts
-from primal_dt.terminal import begin_program
+from primal_dt.terminal import begin_program, explain
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
@@ -108,6 +109,7 @@ def main() -> int:
     begin_program()
     try:
         config = tyro.cli(Config, description=__doc__)
+        check_writable(folder_of(config))
         evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
         if evaluated:
             device = str(choose_device(config.device))
@@ -116,7 +118,7 @@ def main() -> int:
                 Report.of(evaluated, published=table, facts=facts() | {"device": device}, failures=failures), config
             )
     except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         print("stopped; a run's episodes that had ended are kept", file=sys.stderr)

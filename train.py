@@ -27,6 +27,7 @@ from envs.training import dataset_again, make_sampler, model_shape, task_facts
 from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from primal_dt.config import PRESETS, Config
 from primal_dt.distributed import Processes, join_processes
+from primal_dt.files import check_writable
 from primal_dt.model import DecisionTransformer
 from primal_dt.report import Report
 from primal_dt.report_files import write_report_and_plots
@@ -35,7 +36,7 @@ from primal_dt.run import Run
 from primal_dt.runs import facts, lock_run, new_run_folder, read_config, write_config
 from primal_dt.score import summary_table
 from primal_dt.stopping import StopRequest, catch_signals
-from primal_dt.terminal import begin_program
+from primal_dt.terminal import begin_program, explain
 from primal_dt.trainer import BadLossError, Trainer
 
 SPECTRUM_SEQUENCES = 8
@@ -50,7 +51,7 @@ def main() -> int:
         with join_processes(config.run.device) as processes:
             return train(config, before, processes)
     except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         print("stopped; nothing is left half written", file=sys.stderr)
@@ -68,6 +69,7 @@ def parse(arguments: list[str]) -> tuple[Config, dict[str, Any] | None]:
         PRESETS, args=arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,)
     )
     if config.run.resume is None:
+        check_writable(Path(config.run.out))
         return config, None
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     if given - {"--resume", "--device"}:

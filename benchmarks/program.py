@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import tyro
 
-from primal_dt.terminal import begin_program
+from primal_dt.terminal import begin_program, explain
 
 __all__ = ["run_program"]
 
@@ -26,7 +26,7 @@ def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name:
     try:
         main(tyro.cli(config, prog=f"python -m {name}", description=description))
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {explain(error)}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

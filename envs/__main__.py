@@ -20,7 +20,7 @@ from envs.episodes import DataError
 from envs.minari_data import check_name, minari_folder, open_minari
 from envs.tasks import KNOWN_NAMES, parse_name, task_of
 from primal_dt.table import format_table
-from primal_dt.terminal import begin_program
+from primal_dt.terminal import begin_program, explain
 
 RESERVED = ("primal/", "mujoco/", "d4rl/", "D4RL/")
 Name = Annotated[str, tyro.conf.Positional]
@@ -179,7 +179,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (DataError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {explain(error)}")
     except KeyboardInterrupt:
         print("interrupted; nothing is left half done", file=sys.stderr)
         sys.exit(130)

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["atomic_write", "remove_partial"]
+__all__ = ["atomic_write", "check_writable", "remove_partial"]
 
 
 @contextmanager
@@ -27,6 +28,20 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         partial.unlink(missing_ok=True)
     _flush_folder(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """See, before long work, that its results can be written to a folder that may not be there yet. Changes nothing.
+
+    Raises:
+        PermissionError: if they cannot.
+        NotADirectoryError: if what has that name, or a part of it, is no folder.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "no permission to write there", str(there))
 
 
 def remove_partial(folder: Path) -> None:

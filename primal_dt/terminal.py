@@ -1,5 +1,6 @@
-"""What a person sees of long work: a bar in a terminal, plain lines elsewhere; and no colours where none are wanted."""
+"""What a person sees of a program: bars in a terminal and plain lines elsewhere, colours if wanted, errors in words."""
 
+import errno
 import os
 import signal
 import sys
@@ -9,10 +10,11 @@ from typing import Any, Self
 import tyro
 from tqdm import tqdm
 
-__all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program"]
+__all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program", "explain"]
 
 SECONDS_BETWEEN_LINES = 30.0
 MEBIBYTE = 2**20
+CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
 
 def begin_program() -> None:
@@ -20,6 +22,16 @@ def begin_program() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts let it kill them while they import
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False
+
+
+def explain(error: Exception) -> str:
+    """An error in words, with what can be done where a folder cannot be written to."""
+    if isinstance(error, OSError) and error.errno in CANNOT_WRITE and error.filename is not None:
+        return (
+            f"{error.filename} cannot be used: {error.strerror}. Runs and reports go where --out says, data sets "
+            "where MINARI_DATASETS_PATH says, and the cache where PRIMAL_DT_CACHE says"
+        )
+    return str(error)
 
 
 class Counter:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from primal_dt.files import atomic_write
+from primal_dt.files import atomic_write, check_writable
+from primal_dt.terminal import explain
 
 
 def test_a_file_appears_whole_with_the_usual_permissions(tmp_path: Path) -> None:
@@ -33,3 +34,19 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         write_half()
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_results_that_could_not_be_written_are_told_of_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path / "not" / "there yet")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        check_writable(tmp_path / "file" / "folder")
+    monkeypatch.setattr("primal_dt.files.os.access", lambda path, mode: path != tmp_path)  # root may do anything
+    with pytest.raises(PermissionError) as caught:
+        check_writable(tmp_path / "not" / "there yet")
+    assert explain(caught.value).startswith(
+        f"{tmp_path} cannot be used: no permission to write there. Runs and reports"
+    )
