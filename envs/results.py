@@ -6,15 +6,19 @@ of device, the versions of torch and MuJoCo, and of the code that acts. A line f
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envs.evaluation import Watch
+from primal_dt.files import check_writable
 from primal_dt.rollout import Episode
 
 __all__ = ["KeptEpisodes", "digest_of"]
+
+log = logging.getLogger(__name__)
 
 
 def digest_of(path: Path) -> str:
@@ -26,6 +30,8 @@ def digest_of(path: Path) -> str:
 class KeptEpisodes(Watch):
     """What is known of a policy in an environment, and what comes to be known.
 
+    In a run of somebody else's, whose folder cannot be written to, nothing is kept beyond this process.
+
     Args:
         folder: where.
         facts: what episodes depend on, besides target and seed. Their file is named by it, and begins with it.
@@ -36,6 +42,12 @@ class KeptEpisodes(Watch):
         text = json.dumps(facts, sort_keys=True)
         self._path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         self._first_line = text
+        try:
+            check_writable(folder)
+            self._is_kept = True
+        except OSError as error:
+            log.warning("episodes are not kept: %s: %s", error.filename, error.strerror)
+            self._is_kept = False
         self._known: dict[tuple[float, int], Episode] = {}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         for line in [] if fresh else lines[1:]:
@@ -51,6 +63,8 @@ class KeptEpisodes(Watch):
     def end_episode(self, episode: Episode) -> None:
         """Keep it, at once."""
         self._remember(episode)
+        if not self._is_kept:
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+b") as file:
             if file.tell() == 0:

@@ -231,6 +231,18 @@ def test_an_episode_that_fails_loses_none_that_had_ended(
     assert len(episodes_run) == 4 + 2
 
 
+def test_a_run_that_cannot_be_written_to_is_evaluated_all_the_same(
+    runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = primal(runs)[0]
+    before = sorted(run.rglob("*"))
+    monkeypatch.setattr("primal_dt.files.os.access", lambda path, mode: not path.is_relative_to(run.absolute()))
+    code, out, _ = call(run, "--episodes", 2)
+    assert (code, "3600*" in out) == (0, True)
+    assert caplog.messages == [f"episodes are not kept: {run.absolute()}: no permission to write there"]
+    assert sorted(run.rglob("*")) == before
+
+
 def test_a_run_that_fails_does_not_keep_the_others_from_the_report(
     runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
