@@ -178,7 +178,7 @@ PRESETS: dict[str, tuple[str, Config]] = {
         Config(
             model=ModelConfig(context=10, dropout=0.0),
             optimizer=OptimizerConfig(optimizer="muon", steps=5_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
-            evaluation=EvaluationConfig(eval_every_steps=2_500),
+            evaluation=EvaluationConfig(eval_every_steps=1_000),
         ),
     ),
     "paper": (
