@@ -22,7 +22,7 @@ ABOUT = """
 | `train/penalty` | KSVD penalty, the sum over primal layers of the mean of J squared |
 | `train/J/layer_i` | KSVD objective of a primal layer: zero at a singular value decomposition |
 | `train/gradient_norm` | before clipping |
-| `train/learning_rate`, `train/steps_per_second` | |
+| `train/learning_rate`, `train/steps_per_second` | of the last step; of those between two points |
 | `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalised singular values |
 | `spectrum/lambda_mean/layer_i`, `lambda_max` | Lambda of a primal layer |
 | `eval/normalized_return` | at the headline target, which the task table fixes; 0 = random policy, 100 = expert |

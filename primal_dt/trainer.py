@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
 from primal_dt.attention import PrimalAttention
 from primal_dt.config import OptimizerConfig
@@ -144,11 +145,10 @@ class Trainer:
         self._run.train()
         start, first = time.perf_counter(), self.step
         for batch in prefetch(self.sampler, range(self.step, self.config.steps), self.device):
-            self._update(batch)
-            self.step += 1
+            self.update(batch)
             if self._is_point():
                 self.check()  # waits for the device, before the clock is read
-                yield self._metrics((self.step - first) / (time.perf_counter() - start))
+                yield self.metrics((self.step - first) / (time.perf_counter() - start))
                 self._run.train()
                 start, first = time.perf_counter(), self.step
             if self._all_stop():
@@ -197,7 +197,8 @@ class Trainer:
         self.step = state["step"]
         self._sums.copy_(state["sums"])
 
-    def _update(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
+        """One step. Its parts have names for torch's profiler."""
         torch.manual_seed(_mixed(self.seed, self.step, self._process))
         rate = learning_rate(self.step, self.config)
         for optimizer in self._optimizers:
@@ -211,18 +212,22 @@ class Trainer:
         terms = torch.zeros_like(self._sums)
         for number, part in enumerate(parts):
             with self._without_sync(number < len(parts) - 1):
-                loss = self._forward(part, num_valid)
-                # DistributedDataParallel averages the gradients of the processes, whose losses are to be added.
-                (loss.total * self._num_processes).backward()
+                with record_function("train/forward"):
+                    loss = self._forward(part, num_valid)
+                with record_function("train/backward"):
+                    # DistributedDataParallel averages the gradients of the processes, whose losses are to be added.
+                    (loss.total * self._num_processes).backward()
             terms += self._vector(loss)
         if self._num_processes > 1:
             dist.all_reduce(terms)
-        terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
-        for optimizer in self._optimizers:
-            optimizer.step()
+        with record_function("train/optimizer"):
+            terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
+            for optimizer in self._optimizers:
+                optimizer.step()
         self._sums += terms
         bad = ~torch.isfinite(terms[0] + terms[3])
-        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step + 1, self._first_bad)
+        self.step += 1
+        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
 
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
@@ -240,7 +245,8 @@ class Trainer:
         values += [loss.objectives[layer] for layer in self._layers]
         return torch.stack(values).detach()
 
-    def _metrics(self, steps_per_second: float) -> TrainMetrics:
+    def metrics(self, steps_per_second: float) -> TrainMetrics:
+        """What is yielded at a logging point; the next one begins anew."""
         steps = self.step % self.log_every_steps or self.log_every_steps
         loss, action_mse, penalty, norm, *objectives = (self._sums / steps).tolist()
         self._sums.zero_()

@@ -6,11 +6,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.envs.files import d4rl_arrays, write_d4rl
 
 pytestmark = pytest.mark.xdist_group("readme")  # one process records the data sets, for all of them
 ROOT = Path(__file__).parent.parent
@@ -19,10 +22,12 @@ README = PAGES[0].read_text()
 TEST_COMMAND = re.search(r"<!-- test command -->\n```sh\n(.*?)```", README, re.DOTALL)
 
 # Flags that make a long command short. The command itself is run as the page has it.
+TRAINING = "--steps 20 --log-every-steps 10 --save-every-steps 20 --eval-every-steps 20 --eval-episodes 1 "
+TRAINING += "--spectrum-every-steps 0 --width 16 --context 4"
 SMALL = {
     "python -m benchmarks.attention": "--lengths 32 --seconds 0.01",
-    "python train.py": "--steps 20 --log-every-steps 10 --save-every-steps 20 --eval-every-steps 20 --eval-episodes 1 "
-    "--spectrum-every-steps 0 --width 16 --context 4",
+    "python train.py": TRAINING,
+    "python train.py paper --dataset hopper-medium-v2 --attention primal-plus --seed 0": TRAINING,
     "python -m benchmarks.rollout": "--envs 1 2 --seconds 0.01 --width 16 --context 4",
     "python evaluate.py runs/*": "--episodes 1",
     "python evaluate.py --policy random --task hopper": "--episodes 2",
@@ -35,17 +40,22 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+def lines_of_shell() -> list[str]:
+    return [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+
+
 def commands() -> list[str]:
-    """Every command, but for the one that runs these tests, which .ci/run runs, and installing."""
-    assert TEST_COMMAND is not None
-    every = [block for page in PAGES for block in blocks(page, "sh") if block != TEST_COMMAND[1]]
-    lines = [line for block in every for line in block.splitlines()]
-    return sorted({line for line in lines if line and not line.startswith(("#", "pip install"))})
+    """Every command, but for installing, which .ci/run and .ci/wheel do, and the tests, which .ci/run runs."""
+    every = {part for line in lines_of_shell() for part in line.split(" && ")}
+    return sorted(part for part in every if not part.startswith("pip install") and part != "pytest")
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cache and a Minari folder, in which the data sets of the examples have a twentieth of their steps."""
+    """A cache and a Minari folder, in which the data sets of the examples have a twentieth of their steps.
+
+    What would be downloaded from D4RL is there as if it had been; its content is noise.
+    """
     root = tmp_path_factory.mktemp("data")
     variables = {
         "PRIMAL_DT_CACHE": str(root / "cache"),
@@ -54,6 +64,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
     for tier in ("medium", "medium-expert"):
         run(f"python -m envs record primal/hopper/{tier}-v0 --steps 5000", root, variables)
+    downloads = root / "cache" / "primal-dt" / "downloads"
+    downloads.mkdir(parents=True)
+    write_d4rl(downloads / "hopper_medium-v2.hdf5", d4rl_arrays((30,) * 20))
     return variables
 
 
@@ -117,6 +130,18 @@ def test_a_command_runs(command: str, folders: dict[str, str], runs: Path, tmp_p
     run(f"{command} {SMALL.get(command, '')}", tmp_path, folders)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_what_is_to_be_installed_exists(page: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installs = re.findall(r"pip install [^\n`&|]*", page.read_text())
+    for install in installs:
+        words = shlex.split(install)
+        assert words[2:5] == ["-c", "constraints.txt", "-e"], install
+        named = re.fullmatch(r"\.(?:\[(.*)\])?", words[5])
+        assert named is not None, install
+        assert set((named[1] or "dev").split(",")) <= extras.keys(), install
+
+
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert TEST_COMMAND is not None
     script = (ROOT / ".ci" / "run").read_text().split("# The block")[1].split("\n\n")[0]
@@ -128,8 +153,18 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert "pytest" in result.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
-        if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+def anchors(page: Path) -> set[str]:
+    """What links can point to, as GitHub names headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+?)\)", page.read_text()):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link

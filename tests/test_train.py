@@ -222,8 +222,8 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(monkeypatch, "--dataset", data, *SMALL, "--out", "whole")
-    update = Trainer._update
-    at = {"between points": 23, "at a point": 24, "while evaluating": None}[moment]
+    update = Trainer.update
+    at = {"between points": 24, "at a point": 25, "while evaluating": None}[moment]
 
     def interrupted(self: Trainer, batch: Any) -> None:
         update(self, batch)
@@ -236,7 +236,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
         return evaluate(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_update", interrupted)
+        patch.setattr(Trainer, "update", interrupted)
         patch.setattr(train, "evaluate", interrupted_evaluation)
         assert run(patch, "--dataset", data, *SMALL, "--out", "cut") == code
     folder = only_run(Path("cut"))
@@ -403,14 +403,14 @@ def assert_whole(folder: Path) -> int:
 def test_a_loss_that_is_not_finite_stops_the_run(
     data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = Trainer._update
+    update = Trainer.update
 
     def poisoned(self: Trainer, batch: Any) -> None:
         if self.step == 22:
             torch.nn.init.constant_(self.model.head.weight, float("nan"))
         update(self, batch)
 
-    monkeypatch.setattr(Trainer, "_update", poisoned)
+    monkeypatch.setattr(Trainer, "update", poisoned)
     assert run(monkeypatch, "--dataset", data, *SMALL) == 3
     said = capsys.readouterr().err
     assert "not finite at step 23" in said
@@ -425,14 +425,14 @@ def test_weights_that_are_not_finite_are_never_saved(
     data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The loss was still finite: the last update itself went astray."""
-    update = Trainer._update
+    update = Trainer.update
 
     def poisoned(self: Trainer, batch: Any) -> None:
         update(self, batch)
-        if self.step == 29:
+        if self.step == 30:
             torch.nn.init.constant_(self.model.head.weight, float("inf"))
 
-    monkeypatch.setattr(Trainer, "_update", poisoned)
+    monkeypatch.setattr(Trainer, "update", poisoned)
     assert run(monkeypatch, "--dataset", data, *SMALL) == 3
     said = capsys.readouterr().err
     assert "not finite at step 30" in said

@@ -108,14 +108,14 @@ def test_going_on_is_as_if_never_stopped(stop_at: int, optimizer: Literal["adamw
     expected = values(list(whole))
     first = make(config)
     seen = []
-    update = first._update
+    update = first.update
 
     def stop_after(batch: Any) -> None:
         update(batch)
-        if first.step + 1 == stop_at:
+        if first.step == stop_at:
             first.stop()
 
-    first._update = stop_after  # type: ignore[method-assign]
+    first.update = stop_after  # type: ignore[method-assign]
     seen += values(list(first))
     assert first.step == stop_at
     torch.rand(7)  # what others draw in between does not matter
@@ -170,7 +170,7 @@ def test_the_gradient_is_clipped() -> None:
 
 def poison(trainer: Trainer, step: int) -> None:
     """Make a weight infinite before an update."""
-    update = trainer._update
+    update = trainer.update
 
     def poisoned(batch: Any) -> None:
         if trainer.step == step:
@@ -178,7 +178,7 @@ def poison(trainer: Trainer, step: int) -> None:
                 trainer.model.head.weight[0, 0] = float("inf")
         update(batch)
 
-    trainer._update = poisoned  # type: ignore[method-assign]
+    trainer.update = poisoned  # type: ignore[method-assign]
 
 
 def test_a_loss_that_is_not_finite_is_noticed_at_the_next_point() -> None:
@@ -194,14 +194,14 @@ def test_a_loss_that_is_not_finite_is_noticed_at_the_next_point() -> None:
 def test_a_bad_state_is_noticed_before_it_can_be_saved() -> None:
     trainer = make(log=12)
     poison(trainer, 2)
-    stopper: Callable[[Any], None] = trainer._update
+    stopper: Callable[[Any], None] = trainer.update
 
     def stop_soon(batch: Any) -> None:
         stopper(batch)
         if trainer.step == 3:
             trainer.stop()
 
-    trainer._update = stop_soon  # type: ignore[method-assign]
+    trainer.update = stop_soon  # type: ignore[method-assign]
     assert list(trainer) == []
     with pytest.raises(BadLossError, match="step 3"):
         trainer.check()
@@ -246,7 +246,7 @@ def test_an_update_never_makes_the_host_wait(
     trainer = make(replace(CONFIG, optimizer=optimizer))
     batch = trainer.sampler.batch(0)
     with Watch():  # type: ignore[no-untyped-call]
-        trainer._update(batch)
+        trainer.update(batch)
         assert looks == []
         trainer.check()  # this one does look
     assert looks
