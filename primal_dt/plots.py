@@ -113,7 +113,7 @@ def _curves(figure: "Figure", report: Report) -> bool:
             values = np.array([[curve[step] for step in steps] for curve in curves])  # (N, steps)
             axes.plot(steps, values.mean(0), "o-", ms=3, color=_color(number), label=f"{group.label}, {_task(group)}")
             axes.fill_between(steps, values.min(0), values.max(0), color=_color(number), alpha=0.2, lw=0)
-        axes.set(xlabel="step", ylabel="normalized return in training")
+        axes.set(xlabel="step of the training", ylabel="normalized return: mean and range")
         axes.legend(fontsize=7)
     return bool(shown)
 
