@@ -1,6 +1,6 @@
 """Evaluate trained policies: normalized returns over seeds, as a table and as a report.
 
-python evaluate.py runs/hopper* groups runs that differ in their seed alone, runs the episodes that have not been run
+python evaluate.py runs/* groups runs that differ in their seed alone, runs the episodes that have not been run
 yet, and writes report.md, report.csv, report.json and plots. The ends of the scale: python evaluate.py --policy random
 --task hopper, or --policy hopper/expert.
 """
@@ -78,7 +78,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if bool(self.runs) == (self.policy is not None):
-            raise ValueError("give runs to evaluate, such as runs/hopper*; or --policy random --task hopper")
+            raise ValueError("give runs to evaluate, such as runs/*; or --policy random --task hopper")
         if self.runs and self.task is not None:
             raise ValueError("--task is for --policy; a run knows its own, and --env-id gives it another version")
         if self.policy is not None and self.task is None and "/" not in self.policy:
@@ -131,13 +131,14 @@ def main() -> int:
 def evaluate_runs(config: Config) -> tuple[list[Evaluated], list[str]]:
     """Open all checkpoints, so that what is wrong is told at once; then run them one after the other.
 
-    A run that fails on the way does not stop the others: what was evaluated, and what went wrong.
+    A run that fails does not stop the others: what was evaluated, and what went wrong.
     """
     device = choose_device(config.device)
-    every = distinct([open_one(path, config) for path in config.runs])
+    opened, failures = open_all(config)
+    every = distinct(opened)
     if config.video:
         check_video(every[0].task)
-    evaluated, failures = [], []
+    evaluated = []
     for number, trained in enumerate(every, 1):
         for mode in config.modes:
             try:
@@ -151,11 +152,32 @@ def evaluate_runs(config: Config) -> tuple[list[Evaluated], list[str]]:
     return evaluated, failures
 
 
-def open_one(path: Path, config: Config) -> Trained:
-    """A checkpoint that can act as it shall."""
-    return open_trained(
-        path, env_id=config.env_id, allow_version_mismatch=config.allow_version_mismatch, mode=config.mode
-    )
+def open_all(config: Config) -> tuple[list[Trained], list[str]]:
+    """Checkpoints that can act as they shall, and what is wrong with the others.
+
+    What is no run is left out, if there are several: runs/* may find what other programs have put there.
+    """
+    opened, failures = [], []
+    for path in config.runs:
+        if len(config.runs) > 1 and path.exists() and not is_run(path):
+            print(f"{path} is left out: it is no run", file=sys.stderr)
+            continue
+        try:
+            opened.append(
+                open_trained(
+                    path, env_id=config.env_id, allow_version_mismatch=config.allow_version_mismatch, mode=config.mode
+                )
+            )
+        except CheckpointError as error:
+            failures.append(str(error))
+    if not opened:
+        raise CheckpointError(failures[0] if failures else "none of these is a run")
+    return opened, failures
+
+
+def is_run(path: Path) -> bool:
+    """Whether it looks like a run's folder, or a checkpoint."""
+    return path.suffix == ".pt" or (path / "config.json").exists() or (path / "checkpoints").exists()
 
 
 def distinct(every: list[Trained]) -> list[Trained]:

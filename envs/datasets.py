@@ -101,7 +101,10 @@ def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:
     own = (source and source.env_id) or (known and known.task.env_id) or env_id
     if own is None:
         where = name if source is None else source.path
-        raise DataError(f"{where} does not say which environment it is from: give it with --env-id Hopper-v5")
+        raise DataError(
+            f"{where} does not say which environment it is from: give it with --env-id, "
+            "such as Hopper-v5; D4RL's data goes with Hopper-v4"
+        )
     task = task_of(own, None if known is None else known.tier, where=None if source is None else str(source.path))
     widths = (task.environment.state_width, task.environment.action_width)
     if source is not None and (source.state_width, source.action_width) != widths:

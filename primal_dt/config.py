@@ -39,7 +39,7 @@ class ModelConfig:
     rank: int | None = None
     """Directions of a primal layer. If not given: the paper's for the task, or 32."""
     eta: float = 0.05
-    """Weight of the KSVD penalty, which drives a primal layer to low rank."""
+    """Weight of the KSVD penalty, which pulls a primal layer towards a singular value decomposition of its kernel."""
     dropout: float = 0.1
     """Share of features that are dropped in training."""
 

@@ -231,6 +231,25 @@ def test_an_episode_that_fails_loses_none_that_had_ended(
     assert len(episodes_run) == 4 + 2
 
 
+def test_what_is_no_run_is_left_out_and_a_run_without_a_checkpoint_does_not_stop_the_others(
+    runs: Path, call: Run
+) -> None:
+    good, empty = primal(runs)
+    shutil.rmtree(empty / "checkpoints")
+    (runs / "benchmarks").mkdir()
+    (runs / "plot.png").touch()
+    code, out, err = call(good, empty, runs / "benchmarks", runs / "plot.png", "--episodes", 2)
+    assert code == 1
+    assert "3600*" in out
+    assert f"{runs / 'benchmarks'} is left out: it is no run" in err
+    assert f"{runs / 'plot.png'} is left out: it is no run" in err
+    assert f"error: there is no checkpoint that can be read in {empty / 'checkpoints'}" in err
+    code, _, err = call(good, runs / "a typo", "--episodes", 2)
+    assert (code, "a typo" in err) == (1, True)
+    code, _, err = call(runs / "benchmarks", runs / "plot.png")
+    assert (code, err.splitlines()[-1]) == (1, "error: none of these is a run")
+
+
 def test_a_run_that_cannot_be_written_to_is_evaluated_all_the_same(
     runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
