@@ -480,7 +480,7 @@ def test_going_on_with_other_data_is_refused(
         (["--resume", "DATA"], "is a file: give the folder of a run"),
         (["--resume", "nowhere", "--steps", "7"], "only --device can be given besides"),
         (["--dataset", "DATA", "--device", "cuda:77"], "the device 'cuda:77' cannot be used"),
-        (["--dataset", "DATA", "--out", "DATA"], "File exists"),
+        (["--dataset", "DATA", "--out", "DATA"], "cannot be used: it is not a folder"),
     ],
 )
 def test_a_mistake_ends_in_a_message(
