@@ -28,6 +28,7 @@ from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from primal_dt.config import PRESETS, Config
 from primal_dt.distributed import Processes, join_processes
 from primal_dt.files import check_writable
+from primal_dt.memory import keep_freed_memory
 from primal_dt.model import DecisionTransformer
 from primal_dt.report import Report
 from primal_dt.report_files import write_report_and_plots
@@ -84,6 +85,8 @@ def train(config: Config, before: dict[str, Any] | None, processes: Processes) -
     """Data -> model -> trainer -> run."""
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
+    if processes.device.type == "cpu":
+        keep_freed_memory()
     dataset = load(config, before, processes)
     torch.manual_seed(config.run.seed)
     model = DecisionTransformer(model_shape(config, dataset)).to(processes.device)

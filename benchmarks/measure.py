@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Timing", "large_matrix_product", "peak_memory_mib", "run_alone", "time_interleaved"]
+__all__ = ["Timing", "clocked", "large_matrix_product", "peak_memory_mib", "run_alone", "time_interleaved"]
 
 
 Result = TypeVar("Result")
@@ -49,15 +49,16 @@ def time_interleaved(
     times: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():
         on_call(name)
-        _clocked(call, device)
+        clocked(call, device)
     while waiting := [name for name, seen in times.items() if len(seen) < 3 or sum(seen) < seconds]:
         for name in waiting:
             on_call(name)
-            times[name].append(_clocked(calls[name], device))
+            times[name].append(clocked(calls[name], device))
     return {name: _summary(seen) for name, seen in times.items()}
 
 
-def _clocked(call: Callable[[], object], device: torch.device) -> float:
+def clocked(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call, until the device is done with it."""
     _wait(device)
     start = time.perf_counter()
     call()

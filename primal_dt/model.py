@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_dt.attention import CAUSAL_KINDS, AttentionLayer, Positions, build_attention
+from primal_dt.attention.dropout import Dropout
 from primal_dt.data import Batch
 
 __all__ = ["ATTENTION_STACKS", "DecisionTransformer", "ModelOutput", "ModelShape"]
@@ -96,6 +97,9 @@ class Block(nn.Module):
             options["rank"] = shape.rank
         if kind == "cosformer":
             options["horizon"] = TOKENS_PER_STEP * shape.context
+        # Padding is on the right: what is real comes before it and does not see it in a causal layer. But other kinds
+        # than softmax may sum over all tokens, and J is a mean over the real ones.
+        self.needs_mask = kind != "softmax"
         width = shape.width
         self.attention_norm = nn.LayerNorm(width)
         self.attention = build_attention(
@@ -103,7 +107,7 @@ class Block(nn.Module):
         )
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width), nn.Dropout(shape.dropout)
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width), Dropout(shape.dropout)
         )
 
     def forward(
@@ -146,7 +150,7 @@ class DecisionTransformer(nn.Module):
         self.embed_action = nn.Linear(shape.action_width, shape.width)
         self.embed_timestep = nn.Embedding(shape.max_timesteps, shape.width)
         self.embed_norm = nn.LayerNorm(shape.width)
-        self.embed_dropout = nn.Dropout(shape.dropout)
+        self.embed_dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(kind, shape) for kind in shape.layer_kinds)
         self.final_norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.action_width)
@@ -183,7 +187,10 @@ class DecisionTransformer(nn.Module):
         for number, block in enumerate(self.blocks):
             top = number == len(self.blocks) - 1
             x, objective = block(
-                x, valid, positions=STATE_POSITIONS if top else None, with_objective=with_objective
+                x,
+                valid if block.needs_mask else None,
+                positions=STATE_POSITIONS if top else None,
+                with_objective=with_objective,
             )  # the last: (B, K, D)
             if objective is not None:
                 objectives[number] = objective

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from primal_dt.attention.dropout import Dropout
+
 __all__ = ["AttentionLayer", "AttentionOutput", "DualAttention", "Positions"]
 
 Positions = slice | Tensor | None
@@ -46,7 +48,7 @@ class AttentionLayer(nn.Module, ABC):
         self.head_width = width // num_heads
         self.causal = causal
         self.output = nn.Linear(width, width, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
