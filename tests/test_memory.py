@@ -6,10 +6,9 @@ import sys
 import pytest
 
 COUNT = """
-import resource, sys, torch
+import resource, torch
 from primal_dt.memory import keep_freed_memory
-if "keep" in sys.argv:
-    assert keep_freed_memory()
+assert keep_freed_memory()
 torch.set_num_threads(1)
 def step():
     tensors = [torch.ones(1 << 21) for _ in range(8)]  # 8 MiB each
@@ -24,10 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is Linux's")
 def test_what_a_step_frees_the_next_one_takes_without_new_pages() -> None:
-    def faults(*flags: str) -> int:
-        command = [sys.executable, "-c", COUNT, *flags]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-    pages = 5 * 8 * (8 << 20) // 4096
-    assert faults() > pages // 10  # or there would be nothing to gain; huge pages make them fewer
-    assert faults("keep") < pages // 20
+    """Without it nearly all pages are new each time, though not in every process: that depends on what came before."""
+    command = [sys.executable, "-c", COUNT]
+    faults = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert faults < 5 * 8 * (8 << 20) // 4096 // 20
