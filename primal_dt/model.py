@@ -97,9 +97,6 @@ class Block(nn.Module):
             options["rank"] = shape.rank
         if kind == "cosformer":
             options["horizon"] = TOKENS_PER_STEP * shape.context
-        # Padding is on the right: what is real comes before it and does not see it in a causal layer. But other kinds
-        # than softmax may sum over all tokens, and J is a mean over the real ones.
-        self.needs_mask = kind != "softmax"
         width = shape.width
         self.attention_norm = nn.LayerNorm(width)
         self.attention = build_attention(
@@ -187,10 +184,7 @@ class DecisionTransformer(nn.Module):
         for number, block in enumerate(self.blocks):
             top = number == len(self.blocks) - 1
             x, objective = block(
-                x,
-                valid if block.needs_mask else None,
-                positions=STATE_POSITIONS if top else None,
-                with_objective=with_objective,
+                x, valid, positions=STATE_POSITIONS if top else None, with_objective=with_objective
             )  # the last: (B, K, D)
             if objective is not None:
                 objectives[number] = objective
