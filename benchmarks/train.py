@@ -82,8 +82,8 @@ class Worker:
             env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(WORKERS.parent.parent)},
         )
 
-    def ask(self, do: str, **more: Any) -> Any:
-        """The answer to a command.
+    def ask(self, command: str | dict[str, Any]) -> Any:
+        """The answer to a command; the first says what to build.
 
         Raises:
             ChildProcessError: if the process has died, with what it said.
@@ -91,7 +91,7 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+            self._process.stdin.write(json.dumps(command) + "\n")
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
@@ -197,7 +197,7 @@ def workers(config: Config, pythons: dict[str, Path], build: dict[str, Any]) -> 
             python = Path(sys.executable) if name in OURS else pythons[name]
             worker = Worker(name, python, program, config.threads)
             stack.callback(worker.close)
-            worker.ask("build", **build, attention=name if name in OURS else "")
+            worker.ask(build | {"attention": name if name in OURS else ""})
             every.append(worker)
         yield every
 

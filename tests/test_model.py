@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from primal_dt.attention import model_spectra
 from primal_dt.data import Batch
 from primal_dt.model import ATTENTION_STACKS, STATE_POSITIONS, DecisionTransformer, ModelShape
 
@@ -133,6 +134,15 @@ def test_the_same_tokens_elsewhere_in_the_window_differ_by_what_precedes_them_on
     model, source = make(), batch()
     short = Batch(*(getattr(source, name)[:, :1] for name in vars(source)))
     torch.testing.assert_close(model(short).actions, model(source).actions[:, :1])
+
+
+@pytest.mark.parametrize("attention", ["primal-plus", "primalformer", "softmax"])
+def test_padding_does_not_count_in_the_spectra_of_layers(attention: str) -> None:
+    model, source = make(attention).eval(), batch((6, 2, 4))
+    whole = model_spectra(model, source)
+    alone = model_spectra(model, Batch(*(getattr(source, name)[1:2, :2] for name in vars(source))))
+    for name, spectrum in whole.items():
+        torch.testing.assert_close(spectrum.effective_rank[1:2], alone[name].effective_rank)
 
 
 def test_a_timestep_past_the_table_is_told() -> None:

@@ -1,7 +1,7 @@
 """The worker's end of the pipe: JSON lines in, JSON lines out. Needs numpy alone.
 
-``{"do": "build", ...}`` builds, ``{"do": "step"}`` makes one training step with its batch and answers with its
-seconds, ``{"do": "memory"}`` answers with the peak above rest, and anything else is for the builder's own extras.
+The first line is what to build. Then ``"step"`` makes one training step with its batch and is answered with its
+seconds, ``"memory"`` with the peak above rest, and anything else is for the builder's own extras.
 """
 
 import json
@@ -65,24 +65,17 @@ def serve(build: Callable[[Request, Episodes], tuple[Step, Extras]]) -> None:
     """Answer until the other end closes."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
-    step: Step = lambda: None  # noqa: E731
-    extras: Extras = {}
-    rest = 0.0
+    request = Request(**json.loads(sys.stdin.readline()))
+    episodes = read_episodes(request.data)
+    rest = peak_mib()
+    step, extras = build(request, episodes)
+
+    def timed_step() -> float:
+        begin = time.perf_counter()
+        step()
+        return time.perf_counter() - begin
+
+    commands: Extras = {"step": timed_step, "memory": lambda: peak_mib() - rest, **extras}
+    answers.write("null\n")  # built
     for line in sys.stdin:
-        command = json.loads(line)
-        do = command.pop("do")
-        if do == "build":
-            request = Request(**command)
-            episodes = read_episodes(request.data)
-            rest = peak_mib()
-            step, extras = build(request, episodes)
-            answer: Any = None
-        elif do == "step":
-            begin = time.perf_counter()
-            step()
-            answer = time.perf_counter() - begin
-        elif do == "memory":
-            answer = peak_mib() - rest
-        else:
-            answer = extras[do]()
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(commands[json.loads(line)]()) + "\n")

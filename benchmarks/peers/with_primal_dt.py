@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def _flops(step: Step) -> int:
 
 def _parts(trainer: Trainer, sampler: WindowSampler, step: Step) -> dict[str, float]:
     """Seconds of each part of a step, means over some steps."""
-    data = [_clocked(lambda number=number: sampler.batch(number)) for number in range(PROFILED_STEPS)]  # type: ignore[misc]
+    data = [_clocked(partial(sampler.batch, number)) for number in range(PROFILED_STEPS)]
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
