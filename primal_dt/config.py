@@ -66,6 +66,9 @@ class OptimizerConfig:
     """The gradient's norm is kept at or below it."""
     accumulate: int = 1
     """Parts that a batch is computed in, one after the other: more parts take less memory."""
+    shards: int | None = None
+    """Parts of a batch that are computed side by side on a CPU, each on its share of the threads: they need not wait
+    for one another at every operation. If not given: as many as there are threads, at most 4. (On GPUs: processes.)"""
     sampling: Literal["transitions", "length", "return"] = "transitions"
     """Where windows begin: at any transition; in an episode drawn by its length; in an episode drawn by its return."""
     bf16: bool = False
@@ -136,6 +139,7 @@ class Config:
             "steps": optimizer.steps,
             "batch_size": optimizer.batch_size,
             "accumulate": optimizer.accumulate,
+            "shards": 1 if optimizer.shards is None else optimizer.shards,
             "lr": optimizer.lr,
             "clip": optimizer.clip,
             "log_every_steps": run.log_every_steps,

@@ -93,6 +93,8 @@ class Block(nn.Module):
     def __init__(self, kind: str, shape: ModelShape) -> None:
         super().__init__()
         options: dict[str, int] = {}
+        if kind == "softmax":
+            options["right_padded"] = True  # as windows are
         if kind == "primal":
             options["rank"] = shape.rank
         if kind == "cosformer":
@@ -104,7 +106,7 @@ class Block(nn.Module):
         )
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width), Dropout(shape.dropout)
+            nn.Linear(width, 4 * width), nn.ReLU(inplace=True), nn.Linear(4 * width, width), Dropout(shape.dropout)
         )
 
     def forward(
@@ -121,7 +123,8 @@ class Block(nn.Module):
     def finish(self, x: Tensor, hidden: Tensor) -> Tensor:
         """What comes after attention: x (B, M, D) and what attention says, (B, M, D) -> (B, M, D)."""
         x = x + hidden
-        return x + self.mlp(self.mlp_norm(x))
+        rows = self.mlp_norm(x).flatten(0, -2)  # in place, a view of its input would cost the ReLU a copy
+        return x + self.mlp(rows).view_as(x)
 
 
 class DecisionTransformer(nn.Module):
@@ -175,9 +178,11 @@ class DecisionTransformer(nn.Module):
         """The action at every step.
 
         Args:
-            batch: windows of at most K steps. The action of a step may be anything: it is not seen at that step.
+            batch: windows of at most K steps, padded on the right. The action of a step may be anything: it is not
+                seen at that step.
             with_objective: return J of the layers that have one.
         """
+        self._check_batch(batch)
         valid = batch.valid.repeat_interleave(TOKENS_PER_STEP, dim=1)  # (B, L)
         x = self.tokens(batch)  # (B, L, D)
         objectives: dict[int, Tensor] = {}
@@ -193,9 +198,7 @@ class DecisionTransformer(nn.Module):
     def tokens(self, batch: Batch) -> Tensor:
         """(B, L, D), the embedded sequence of returns, states and actions."""
         padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
-        timesteps = batch.timesteps.masked_fill(~batch.valid, 0)
-        self._check_timesteps(timesteps)
-        time = self.embed_timestep(timesteps)  # (B, K, D)
+        time = self.embed_timestep(batch.timesteps.masked_fill(~batch.valid, 0))  # (B, K, D)
         kinds = (
             self.embed_return(batch.returns_to_go.masked_fill(padding, 0.0)) + time,
             self.embed_state(batch.states.masked_fill(padding, 0.0)) + time,
@@ -204,15 +207,18 @@ class DecisionTransformer(nn.Module):
         interleaved = torch.stack(kinds, dim=2).flatten(1, 2)  # (B, K, 3, D) -> (B, L, D)
         return self.embed_dropout(self.embed_norm(interleaved))
 
-    def _check_timesteps(self, timesteps: Tensor) -> None:
+    def _check_batch(self, batch: Batch) -> None:
         # On a GPU this would make the host wait: there, who makes the batch has to see to it.
-        if timesteps.device.type == "cpu" and not torch.compiler.is_compiling():
-            first, last = map(int, timesteps.aminmax())
-            if first < 0 or last >= self.shape.max_timesteps:
-                raise ValueError(
-                    f"timestep {first if first < 0 else last} is not one of the model's, 0 to "
-                    f"{self.shape.max_timesteps - 1}: episodes must not be longer than max_timesteps"
-                )
+        if batch.valid.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        first, last = map(int, batch.timesteps.masked_fill(~batch.valid, 0).aminmax())
+        if first < 0 or last >= self.shape.max_timesteps:
+            raise ValueError(
+                f"timestep {first if first < 0 else last} is not one of the model's, 0 to "
+                f"{self.shape.max_timesteps - 1}: episodes must not be longer than max_timesteps"
+            )
+        if bool((batch.valid[:, 1:] > batch.valid[:, :-1]).any()):
+            raise ValueError("a window has padding before a real step: it must be on the right, after all real steps")
 
     def actions_at(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., A), within the action box."""

@@ -6,8 +6,10 @@ Axes: B batch.
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from primal_dt.attention import PrimalAttention
+from primal_dt.attention.dropout import masks_from
 from primal_dt.config import OptimizerConfig
 from primal_dt.data import Batch, WindowSampler, prefetch
 from primal_dt.model import DecisionTransformer
@@ -27,6 +30,8 @@ __all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
 
 
 GPU_STEPS_PER_STOP_CHECK = 20
+MOST_SHARDS = 4
+"""Of a batch, by default: the smaller the parts, the more of the time is Python's, which one thread runs at a time."""
 
 
 class BadLossError(RuntimeError):
@@ -80,8 +85,12 @@ def learning_rate(step: int, config: OptimizerConfig) -> float:
 class Trainer:
     """``for metrics in trainer`` trains, and yields at every logging point and at the end.
 
-    All that is random in update t (the batch, dropout) is a function of (seed, t, process): to go on from a state needs
-    no random state but the step, and what happens between updates cannot disturb it.
+    All that is random in update t (the batch, dropout) is a function of (seed, t, process, shard): to go on from a
+    state needs no random state but the step, and what happens between updates cannot disturb it.
+
+    On a CPU the parts of a batch are computed in threads of their own, each on its share of the CPU's threads, instead
+    of one after the other with all threads sharing every operation: they wait for one another once a step. Gradients
+    are added in the order of the parts, so the result does not depend on who is first.
 
     Between logging points the host does not wait for the device. A loss or gradient that is not finite is noted on the
     device and raises :class:`BadLossError` at the next logging point, or when :meth:`check` is called.
@@ -134,9 +143,24 @@ class Trainer:
         if self._num_processes > 1:
             run = DistributedDataParallel(run, device_ids=None if self.device.type == "cpu" else [self.device])
         self._run = run
+        self._threads: ThreadPoolExecutor | None = None
+        self.num_shards = self._choose_shards()
+        if self.num_shards > 1:
+            each = max(1, torch.get_num_threads() // self.num_shards)
+            self._threads = ThreadPoolExecutor(self.num_shards, initializer=torch.set_num_threads, initargs=(each,))
         self._layers = [number for number, kind in enumerate(model.shape.layer_kinds) if kind == "primal" and eta]
         self._sums = torch.zeros(4 + len(self._layers), device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+
+    def _choose_shards(self) -> int:
+        one = self.device.type != "cpu" or self._num_processes > 1 or self.config.compile
+        if self.config.shards is None:
+            return 1 if one else min(torch.get_num_threads(), MOST_SHARDS)
+        if one and self.config.shards > 1:
+            raise ValueError(
+                f"shards ({self.config.shards}) are for one process on a CPU, without compile: leave it out, or give 1"
+            )
+        return self.config.shards
 
     def __iter__(self) -> Iterator[TrainMetrics]:
         """Train until the last step, or until :meth:`stop`."""
@@ -208,7 +232,19 @@ class Trainer:
         num_valid = batch.valid.sum()
         if self._num_processes > 1:
             dist.all_reduce(num_valid)
-        parts = _parts(batch, self.config.accumulate)
+        parts = _parts(batch, self.config.accumulate * self.num_shards)
+        terms = self._in_turn(parts, num_valid) if self._threads is None else self._side_by_side(parts, num_valid)
+        with record_function("train/optimizer"):
+            terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self._sums += terms
+        bad = ~torch.isfinite(terms[0] + terms[3])
+        self.step += 1
+        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
+
+    def _in_turn(self, parts: list[Batch], num_valid: Tensor) -> Tensor:
+        """Leave the gradients of a batch with the weights, and return the terms of the loss."""
         terms = torch.zeros_like(self._sums)
         for number, part in enumerate(parts):
             with self._without_sync(number < len(parts) - 1):
@@ -220,17 +256,26 @@ class Trainer:
             terms += self._vector(loss)
         if self._num_processes > 1:
             dist.all_reduce(terms)
-        with record_function("train/optimizer"):
-            terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
-            for optimizer in self._optimizers:
-                optimizer.step()
-        self._sums += terms
-        bad = ~torch.isfinite(terms[0] + terms[3])
-        self.step += 1
-        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
+        return terms
+
+    def _side_by_side(self, parts: list[Batch], num_valid: Tensor) -> Tensor:
+        """As :meth:`_in_turn`, in threads."""
+
+        def compute(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+            generator = torch.Generator().manual_seed(_mixed(self.seed, self.step, self._process, number))
+            with masks_from(generator), record_function("train/forward"):
+                loss = self._forward(parts[number], num_valid)
+            with record_function("train/backward"):
+                return self._vector(loss), torch.autograd.grad(loss.total, self._learnt)
+
+        assert self._threads is not None
+        terms, gradients = zip(*self._threads.map(compute, range(len(parts))), strict=True)
+        for parameter, own in zip(self._learnt, zip(*gradients, strict=True), strict=True):
+            parameter.grad = reduce(torch.add, own)
+        return reduce(torch.add, terms)
 
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+        with torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext():
             output = self._run(part, with_objective=self.eta > 0)
             return loss_terms(output, part, eta=self.eta, num_valid=num_valid, num_sequences=self.sampler.batch_size)
 
@@ -270,10 +315,10 @@ def _parts(batch: Batch, number: int) -> list[Batch]:
     return [Batch(*part) for part in zip(*chunks, strict=True)]
 
 
-def _mixed(seed: int, step: int, process: int) -> int:
-    """A seed for torch's generators from three numbers (SplitMix64)."""
+def _mixed(*numbers: int) -> int:
+    """A seed for torch's generators from some numbers (SplitMix64)."""
     value = 0
-    for number in (seed, step, process):
+    for number in numbers:
         value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -145,6 +145,12 @@ def test_padding_does_not_count_in_the_spectra_of_layers(attention: str) -> None
         torch.testing.assert_close(spectrum.effective_rank[1:2], alone[name].effective_rank)
 
 
+def test_padding_before_a_real_step_is_told() -> None:
+    source = batch()
+    with pytest.raises(ValueError, match="it must be on the right, after all real steps"):
+        make()(replace(source, valid=source.valid.roll(1, 1).logical_and(torch.arange(STEPS) > 0)))
+
+
 def test_a_timestep_past_the_table_is_told() -> None:
     source = batch()
     with pytest.raises(ValueError, match="timestep 50 is not one of the model's, 0 to 49"):

@@ -1,23 +1,23 @@
 """Training: it learns, it repeats itself bit for bit, it goes on where it was, and it notices when all is lost."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 
 from primal_dt import trainer as trainer_module
 from primal_dt.config import OptimizerConfig
-from primal_dt.data import Trajectories, Trajectory, WindowSampler
-from primal_dt.model import DecisionTransformer, ModelShape
+from primal_dt.data import Batch, Trajectories, Trajectory, WindowSampler
+from primal_dt.model import ATTENTION_STACKS, DecisionTransformer, ModelOutput, ModelShape
 from primal_dt.normalizer import Normalizer
 from primal_dt.objective import LossTerms, loss_terms
 from primal_dt.trainer import BadLossError, Trainer, TrainMetrics, learning_rate
 
-aten = torch.ops.aten
 CONFIG = OptimizerConfig(steps=12, batch_size=8, lr=3e-3, warmup_steps=4, schedule="cosine", clip=1.0)
 SHAPE = ModelShape(3, (-1.0, -1.0), (1.0, 1.0), width=16, context=4, rank=4, dropout=0.1, max_timesteps=20)
 
@@ -139,14 +139,63 @@ def test_points_are_means_over_the_steps_since_the_last() -> None:
         assert point.learning_rate == own[-1].learning_rate
 
 
-@pytest.mark.parametrize("parts", [2, 3, 8])
-def test_a_batch_in_parts_trains_as_in_one(parts: int) -> None:
-    whole = make(shape=replace(SHAPE, dropout=0.0))
-    divided = make(replace(CONFIG, accumulate=parts), shape=replace(SHAPE, dropout=0.0))
+@pytest.mark.parametrize(("accumulate", "shards"), [(2, 1), (3, 1), (8, 1), (1, 2), (1, 3), (2, 2), (1, 16)])
+@pytest.mark.parametrize("attention", ["primal-plus", "softmax"])
+def test_a_batch_in_parts_trains_as_in_one(accumulate: int, shards: int, attention: str) -> None:
+    shape = replace(SHAPE, dropout=0.0, attention=attention)
+    whole = make(replace(CONFIG, shards=1), shape=shape)
+    divided = make(replace(CONFIG, accumulate=accumulate, shards=shards), shape=shape)
     for one, two in zip(whole, divided, strict=True):
         assert one.loss == pytest.approx(two.loss, rel=1e-5)
         assert one.gradient_norm == pytest.approx(two.gradient_norm, rel=1e-4)
     torch.testing.assert_close(weights(whole), weights(divided), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_shards_repeat_themselves_bit_for_bit_whoever_is_first(optimizer: Literal["adamw", "muon"]) -> None:
+    config = replace(CONFIG, shards=3, optimizer=optimizer)
+    one, two = make(config), make(config)
+    forward = two.model.forward
+
+    def late(batch: Batch, **options: Any) -> ModelOutput:
+        time.sleep(0.02 * (batch.states[0, 0, 0].item() > 0))  # now one part, now another
+        return forward(batch, **options)
+
+    two.model.forward = late  # type: ignore[method-assign]
+    assert values(list(one)) == values(list(two))
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_shards_drop_different_entries() -> None:
+    """The same window in every row: if shards shared their masks, rows of two shards would go alike."""
+    trainer = make(replace(CONFIG, shards=2, steps=1), shape=replace(SHAPE, dropout=0.5))
+    seen: list[torch.Tensor] = []
+    trainer.model.embed_dropout.register_forward_hook(lambda module, args, out: seen.append((out != 0).detach()))
+    list(trainer)
+    first, second = seen
+    assert first.shape == second.shape
+    assert not torch.equal(first, second)
+
+
+def test_shards_are_threads_of_one_process_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    threads = torch.get_num_threads()
+    try:
+        for number, expected in ((1, 1), (2, 2), (16, 4)):
+            torch.set_num_threads(number)
+            assert make().num_shards == expected
+            assert make(replace(CONFIG, compile=True)).num_shards == 1
+    finally:
+        torch.set_num_threads(threads)
+    with pytest.raises(ValueError, match=r"shards \(2\) are for one process on a CPU"):
+        make(replace(CONFIG, shards=2, compile=True))
+
+
+def test_a_mistake_in_a_shard_reaches_the_caller() -> None:
+    trainer = make(replace(CONFIG, shards=2), shape=replace(SHAPE, max_timesteps=15))
+    trainer.model.shape = replace(SHAPE, max_timesteps=3)
+    with pytest.raises(ValueError, match="is not one of the model's, 0 to 2"):
+        list(trainer)
 
 
 def test_the_learning_rate_warms_up_and_then_stays_or_falls() -> None:
@@ -228,28 +277,53 @@ def test_bfloat16_trains_too() -> None:
     assert points[0].loss != exact[0].loss
 
 
+LOOKS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero"}
+"""What reads a tensor's values into Python, or needs them to know a size: on a GPU it waits for all that is queued."""
+
+
+def callers(event: Any) -> Iterator[str]:
+    while (event := event.cpu_parent) is not None:
+        yield event.name
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_update_never_makes_the_host_wait(
+def test_between_logging_points_the_host_never_waits(
     optimizer: Literal["adamw", "muon"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No tensor is read by Python: on a GPU each such look would wait for all that is queued."""
-    # The check of timesteps is for the CPU alone, where looking costs nothing.
-    monkeypatch.setattr(DecisionTransformer, "_check_timesteps", lambda self, timesteps: None)
-    looks: list[str] = []
+    """Six steps look at tensors as often as the two logging points among them do, by torch's profiler."""
+    # The check of batches is for the CPU alone, where looking costs nothing.
+    monkeypatch.setattr(DecisionTransformer, "_check_batch", lambda self, batch: None)
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select):
-                looks.append(str(func))
-            return func(*args, **kwargs or {})
+    def looks(call: Callable[[], object]) -> int:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            call()
+        # torch's fused AdamW looks at its own count of steps; its kernel for GPUs does that over there.
+        return sum(event.name in LOOKS and "aten::_fused_adamw_" not in callers(event) for event in profiler.events())
 
-    trainer = make(replace(CONFIG, optimizer=optimizer))
-    batch = trainer.sampler.batch(0)
-    with Watch():  # type: ignore[no-untyped-call]
-        trainer.update(batch)
-        assert looks == []
+    def logging_point() -> None:
+        trainer.check()
+        trainer.metrics(1.0)
+
+    trainer = make(replace(CONFIG, optimizer=optimizer, shards=1, steps=6), log=3)
+    once = looks(lambda: list(trainer)) / 2
+    assert once == looks(logging_point) > 0
+    assert looks(lambda: trainer.update(trainer.sampler.batch(0))) == 0
+
+
+@pytest.mark.parametrize("attention", [stack for stack in ATTENTION_STACKS if stack != "reformer"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_update_asks_nothing_of_its_tensors(attention: str, accumulate: int) -> None:
+    """On the meta device there are shapes and no values: a look at one, or a copy to the CPU, is an error."""
+    torch.manual_seed(0)
+    model = DecisionTransformer(replace(SHAPE, attention=attention)).to("meta")
+    sampler = WindowSampler(DATA, UNITS, context=SHAPE.context, batch_size=CONFIG.batch_size, seed=0)
+    config = replace(CONFIG, accumulate=accumulate)
+    trainer = Trainer(model, sampler, config, eta=0.05, seed=0, log_every_steps=3)
+    for step in range(3):
+        trainer.update(sampler.batch(step).to("meta"))
+    assert all(parameter.grad is not None and parameter.grad.is_meta for parameter in model.parameters())
+    with pytest.raises((RuntimeError, NotImplementedError)):
         trainer.check()  # this one does look
-    assert looks
 
 
 def test_a_stop_before_the_first_update_makes_none() -> None:

@@ -1,9 +1,11 @@
 """Dropout draws what it says, and no more than it must."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from primal_dt.attention.dropout import Dropout
+from primal_dt.attention.dropout import Dropout, masks_from
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -24,7 +26,7 @@ def test_the_expectation_is_the_input_exactly(p: float) -> None:
     torch.manual_seed(0)
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "random_", lambda self, *bounds: numbers.view(torch.int64).clone())
+        patch.setattr(torch.Tensor, "random_", lambda self, *bounds, generator: numbers.view(torch.int64).clone())
         out = Dropout(p)(torch.ones(2**16, dtype=torch.float64))
     assert out.mean().item() == pytest.approx(1.0, abs=1e-12)
     assert (out == 0).sum() == round(p * 2**16)
@@ -49,6 +51,25 @@ def test_the_seed_decides() -> None:
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])
     assert not torch.equal(outs[2], dropout(x))
+
+
+def test_threads_with_generators_of_their_own_do_not_disturb_each_other() -> None:
+    dropout, x = Dropout(0.3), torch.ones(1000)
+    before = torch.get_rng_state()
+
+    def draw(seed: int) -> torch.Tensor:
+        with masks_from(torch.Generator().manual_seed(seed)):
+            return torch.stack([dropout(x) for _ in range(50)])
+
+    alone = [draw(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(draw, range(4)))
+    for expected, actual in zip(alone, together, strict=True):
+        assert torch.equal(expected, actual)
+    assert not torch.equal(alone[0], alone[1])
+    assert torch.equal(torch.get_rng_state(), before)
+    dropout(x)
+    assert not torch.equal(torch.get_rng_state(), before)  # outside, torch's own again
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])

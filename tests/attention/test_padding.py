@@ -43,6 +43,30 @@ def test_what_stands_in_padding_changes_no_bit(name: str, causal: bool, side: st
             assert torch.equal(gradient, dirty_gradient)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("positions", [None, slice(1, None, 3)])
+def test_right_padding_that_is_promised_needs_no_mask(positions: slice | None, fused: bool) -> None:
+    """Outputs and gradients of what is real are those of a layer that is told where the padding is."""
+    masked = make_layer("softmax", causal=True, fused=fused)
+    plain = make_layer("softmax", causal=True, fused=fused, right_padded=True)
+    plain.load_state_dict(masked.state_dict())
+    x, valid = pad(make_batch((9, 5, 1)), 14, "right", 3.0)
+    seen = valid if positions is None else valid[:, positions]
+    found = []
+    for layer in (masked, plain):
+        own = x.clone().requires_grad_()
+        out = layer(own, valid, positions=positions).hidden[seen]
+        found.append([out, *torch.autograd.grad(out.sin().sum(), [own, *layer.parameters()])])
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(plain.kernel_matrix(x, valid), masked.kernel_matrix(x, valid))  # which does look
+
+
+def test_right_padding_can_be_promised_to_causal_layers_only() -> None:
+    with pytest.raises(ValueError, match="right_padded=True is for causal layers"):
+        make_layer("softmax", causal=False, right_padded=True)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
 @pytest.mark.parametrize("side", SIDES)
 @variants
