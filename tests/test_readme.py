@@ -28,7 +28,7 @@ SMALL = {
     "python -m benchmarks.attention": "--lengths 32 --seconds 0.01",
     "python train.py": TRAINING,
     "python train.py paper --dataset hopper-medium-v2 --attention primal-plus --seed 0": TRAINING,
-    "python -m benchmarks.train": "--peers --widths 16 --contexts 4 --steps 2",
+    "python -m benchmarks.train": "--peers --widths 16 --contexts 4 --steps 2 --no-growth",
     "python -m benchmarks.rollout": "--envs 1 2 --seconds 0.01 --width 16 --context 4",
     "python evaluate.py runs/*": "--episodes 1",
     "python evaluate.py --policy random --task hopper": "--episodes 2",

@@ -36,6 +36,8 @@ class Request:
     dropout: float
     attention: str = ""
     """For ours: the stack."""
+    without: str | None = None
+    """For ours: what to leave out of what makes it fast."""
 
 
 @dataclass(frozen=True)

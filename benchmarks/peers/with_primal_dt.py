@@ -1,8 +1,10 @@
 """Ours: the sampler and the trainer of ``train.py``."""
 
+import resource
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,56 +12,108 @@ from typing import Any
 import numpy as np
 import torch
 from serve import Episodes, Extras, Request, Step, serve
+from torch import Tensor, nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from primal_dt import trainer as trainer_module
+from primal_dt.attention import SoftmaxAttention
+from primal_dt.attention.dropout import Dropout
+from primal_dt.attention.layer import select
 from primal_dt.config import OptimizerConfig
 from primal_dt.data import Trajectories, Trajectory, WindowSampler
 from primal_dt.logbook import Logbook
 from primal_dt.memory import keep_freed_memory
-from primal_dt.model import DecisionTransformer, ModelShape
+from primal_dt.model import Block, DecisionTransformer, ModelShape
 from primal_dt.normalizer import Normalizer
 from primal_dt.scalars import training_scalars
 from primal_dt.trainer import Trainer
 
 LOG_EVERY_STEPS = 100
-PROFILED_STEPS = 20
+PROFILED_STEPS, GROWTH_STEPS = 20, 2_000
+CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **named: sdpa_flop_count(
+        q, k, v
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda out, q, k, v, *rest, **named: sdpa_backward_flop_count(out, q, k, v)
+    ),
+}
+"""Fused attention on a CPU, which torch's counter leaves out: floating-point operations from the shapes."""
 
 
 def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
     """A training step, batch included."""
     torch.set_num_threads(request.threads)
-    keep_freed_memory()  # as train.py does
+    leave_out(request.without)
+    if request.without != "kept memory":
+        keep_freed_memory()  # as train.py does
     columns = (episodes.observations, episodes.actions, episodes.rewards)
     trajectories = Trajectories.of(Trajectory(*arrays) for arrays in zip(*columns, strict=True))
     normalizer = Normalizer.of(trajectories.observations, return_scale=1000.0)
     sampler = WindowSampler(trajectories, normalizer, context=request.context, batch_size=request.batch_size, seed=0)
     num_actions = episodes.actions.shape[-1]
-    model = DecisionTransformer(
-        ModelShape(
-            state_width=episodes.observations.shape[-1],
-            action_low=(-1.0,) * num_actions,
-            action_high=(1.0,) * num_actions,
-            attention=request.attention,
-            width=request.width,
-            num_heads=request.num_heads,
-            num_layers=request.num_layers,
-            context=request.context,
-            dropout=request.dropout,
-        )
+    shape = ModelShape(
+        state_width=episodes.observations.shape[-1],
+        action_low=(-1.0,) * num_actions,
+        action_high=(1.0,) * num_actions,
+        attention=request.attention,
+        width=request.width,
+        num_heads=request.num_heads,
+        num_layers=request.num_layers,
+        context=request.context,
+        dropout=request.dropout,
     )
-    config = OptimizerConfig(lr=1e-4, warmup_steps=0)
-    trainer = Trainer(model, sampler, config, eta=0.05, seed=0, log_every_steps=LOG_EVERY_STEPS)
-    model.train()
+    config = OptimizerConfig(
+        lr=1e-4,
+        warmup_steps=0,
+        steps=GROWTH_STEPS,
+        shards=1 if request.without == "shards" else None,
+        compile=request.without == "eager",
+    )
+
+    def make_trainer(config: OptimizerConfig) -> Trainer:
+        model = DecisionTransformer(shape)
+        if request.without == "right padding":
+            for layer in model.modules():
+                if isinstance(layer, SoftmaxAttention):
+                    layer.right_padded = False
+        trainer = Trainer(model, sampler, config, eta=0.05, seed=0, log_every_steps=LOG_EVERY_STEPS)
+        model.train()
+        return trainer
+
+    trainer = make_trainer(config)
 
     def step() -> None:
         trainer.update(sampler.batch(trainer.step))
 
     extras: dict[str, Callable[[], Any]] = {
-        "flops": lambda: _flops(step),
-        "parts": lambda: _parts(trainer, sampler, step),
+        "flops": lambda: _flops(make_trainer(replace(config, shards=1))),
+        "parts": lambda: _parts(trainer, step),
+        "growth": lambda: [_resident_mib() for _ in trainer],
     }
     return step, extras
+
+
+def leave_out(name: str | None) -> None:
+    """Undo one of the things that make a step fast, for this process."""
+    if name == "cheap dropout":
+        Dropout.forward = nn.Dropout.forward  # type: ignore[method-assign, assignment]
+    elif name == "state positions":
+
+        def everywhere(self: Block, x: Tensor, valid: Tensor, *, positions: Any, **options: Any) -> Any:
+            hidden, objective = forward(self, x, valid, positions=None, **options)
+            return select(hidden, positions), objective
+
+        forward = Block.forward
+        Block.forward = everywhere  # type: ignore[method-assign, assignment]
+    elif name == "fused optimizer":
+        trainer_module.make_optimizers = lambda model, config: [
+            torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        ]
+    elif name not in (None, "kept memory", "shards", "right padding", "eager"):
+        raise ValueError(f"nothing is known of {name!r}")
 
 
 def _clocked(call: Callable[[], object]) -> float:
@@ -68,25 +122,32 @@ def _clocked(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _flops(step: Step) -> int:
-    """Of the matrix products of a step, forward and backward, counted from their shapes."""
-    with FlopCounterMode(display=False) as counter:
-        step()
+def _flops(trainer: Trainer) -> int:
+    """Of the matrix products of a step, forward and backward, counted from their shapes; causal attention as full."""
+    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
+        trainer.update(trainer.sampler.batch(0))
     return counter.get_total_flops()
 
 
-def _parts(trainer: Trainer, sampler: WindowSampler, step: Step) -> dict[str, float]:
-    """Seconds of each part of a step, means over some steps."""
-    data = [_clocked(partial(sampler.batch, number)) for number in range(PROFILED_STEPS)]
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+def _parts(trainer: Trainer, step: Step) -> dict[str, float]:
+    """Seconds of each part of a step, means over some steps; of those that run side by side, over these as well."""
+    data = [_clocked(partial(trainer.sampler.batch, number)) for number in range(PROFILED_STEPS)]
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
     seconds = {
-        event.key.removeprefix("train/"): event.cpu_time_total / 1e6 / PROFILED_STEPS
+        event.key.removeprefix("train/"): event.cpu_time_total / 1e6 / event.count
         for event in profiler.key_averages()
         if event.key.startswith("train/")
     }
     return {"data": float(np.median(data)), **seconds, "logging": _logging_seconds(trainer) / LOG_EVERY_STEPS}
+
+
+def _resident_mib() -> float:
+    """Of this process, now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 def _logging_seconds(trainer: Trainer) -> float:

@@ -1,0 +1,166 @@
+"""Models that train in processes of their own, one step at a time on command, so that they can take turns."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+__all__ = [
+    "PEERS",
+    "Job",
+    "Worker",
+    "environment_python",
+    "ours",
+    "quartiles",
+    "take_turns",
+    "working",
+    "write_episodes",
+]
+
+FOLDER = Path(__file__).parent / "peers"
+PEERS = {"d3rlpy": "d3rlpy==2.8.1", "transformers": "transformers==5.22.2"}
+"""What pip is asked for, besides the torch that is here."""
+NUM_LAYERS, BATCH_SIZE, DROPOUT = 3, 64, 0.1
+STATE_WIDTH, ACTION_WIDTH, EPISODE, NUM_EPISODES = 17, 6, 1000, 100
+WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process to start, and what it is told to build."""
+
+    name: str
+    python: Path
+    program: str
+    """In the folder ``peers``."""
+    options: Mapping[str, Any]
+    """Of ours alone: the attention, and what to do without."""
+
+
+def ours(attention: str, *, name: str | None = None, without: str | None = None) -> Job:
+    """A model of this project, by its attention."""
+    options = {"attention": attention, "without": without}
+    return Job(name or attention, Path(sys.executable), "with_primal_dt.py", options)
+
+
+class Worker:
+    """The other end of ``peers/serve.py``."""
+
+    def __init__(self, name: str, python: Path, program: str, threads: int) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, FOLDER / program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(FOLDER.parent.parent)},
+        )
+
+    def ask(self, command: str | dict[str, Any]) -> Any:
+        """The answer to a command; the first says what to build.
+
+        Raises:
+            ChildProcessError: if the process has died, with what it said.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            _, said = self._process.communicate()
+            raise ChildProcessError(f"{self.name} has ended: {said.strip().splitlines()[-1] if said.strip() else '?'}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def environment_python(peer: str, folder: Path) -> Path:
+    """The interpreter of a peer's environment, which is made if it is not there."""
+    root = folder / f"{PEERS[peer]}-torch-{torch.__version__.partition('+')[0]}"
+    python = root / "bin" / "python"
+    done = root / "complete"
+    if not done.exists():
+        print(f"making an environment for {peer} in {root}", file=sys.stderr)
+        venv.create(root, clear=True, with_pip=True)
+        torch_release = f"torch=={torch.__version__.partition('+')[0]}"
+        command: list[str | Path] = [python, "-m", "pip", "install", "--quiet", torch_release, PEERS[peer]]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise OSError(f"pip could not install {PEERS[peer]}: {result.stderr.strip().splitlines()[-1]}")
+        done.touch()
+    return python
+
+
+def write_episodes(path: Path) -> None:
+    """Noise in HalfCheetah's widths: what is learnt does not matter here."""
+    random = np.random.default_rng(0)
+    np.savez(
+        path,
+        observations=random.normal(size=(NUM_EPISODES, EPISODE, STATE_WIDTH)).astype(np.float32),
+        actions=random.uniform(-1, 1, size=(NUM_EPISODES, EPISODE, ACTION_WIDTH)).astype(np.float32),
+        rewards=random.normal(size=(NUM_EPISODES, EPISODE)).astype(np.float32),
+    )
+
+
+@contextmanager
+def working(
+    jobs: Iterable[Job], data: Path, *, threads: int, width: int, num_heads: int, context: int
+) -> Iterator[list[Worker]]:
+    """A process for each job, its model built."""
+    build = {
+        "data": str(data),
+        "threads": threads,
+        "width": width,
+        "num_heads": num_heads,
+        "num_layers": NUM_LAYERS,
+        "context": context,
+        "batch_size": BATCH_SIZE,
+        "dropout": DROPOUT,
+    }
+    with ExitStack() as stack:
+        workers = []
+        for job in jobs:
+            worker = Worker(job.name, job.python, job.program, threads)
+            stack.callback(worker.close)
+            worker.ask({**build, **job.options})
+            workers.append(worker)
+        yield workers
+
+
+def take_turns(
+    workers: list[Worker], steps: int, title: str, *, after_turn: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Name -> seconds of each step, after some that do not count."""
+    seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    for number in tqdm(range(WARM_UP_STEPS + steps), desc=title, leave=False, disable=None):
+        for worker in workers:
+            took = worker.ask("step")
+            if number >= WARM_UP_STEPS:
+                seconds[worker.name].append(took)
+        after_turn()
+    return seconds
+
+
+def quartiles(seconds: Iterable[float]) -> tuple[float, float, float]:
+    """Lower, median, upper."""
+    lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
+    return lower, median, upper
