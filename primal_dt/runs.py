@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,9 +87,11 @@ def read_config(folder: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def _build(kind: type[Value], values: Mapping[str, Any]) -> Value:
-    """A dataclass from what ``asdict`` made of it."""
+    """A dataclass from what ``asdict`` made of it; a flag that is not there was not known then, and has its default."""
     arguments = {}
     for field in fields(kind):
+        if field.name not in values and field.default is not MISSING:
+            continue
         value = values[field.name]
         if isinstance(field.type, type) and is_dataclass(field.type):
             value = _build(field.type, value)

@@ -31,6 +31,16 @@ def test_a_run_never_takes_anothers_folder(tmp_path: Path) -> None:
     assert len(names) == 5
 
 
+def test_a_flag_that_an_older_run_did_not_know_has_its_default(tmp_path: Path) -> None:
+    config = Config(optimizer=OptimizerConfig(shards=3, steps=7))
+    write_config(tmp_path, config, {})
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["optimizer"]["shards"]
+    path.write_text(json.dumps(content))
+    assert read_config(tmp_path)[0] == Config(optimizer=OptimizerConfig(steps=7))
+
+
 def test_a_configuration_comes_back(tmp_path: Path) -> None:
     for _, preset in PRESETS.values():
         config = replace(preset, evaluation=replace(preset.evaluation, targets=(1.0, 2.5)))
