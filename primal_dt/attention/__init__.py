@@ -10,6 +10,7 @@ from primal_dt.attention.nystromformer import NystromformerAttention
 from primal_dt.attention.pooled import ScaledHeadAttention
 from primal_dt.attention.primal import PrimalAttention
 from primal_dt.attention.reformer import ReformerAttention
+from primal_dt.attention.replace import KsvdPenalty, replace_attention
 from primal_dt.attention.softmax import BatchNormAttention, SoftmaxAttention
 from primal_dt.attention.spectrum import Spectrum, layer_spectrum, model_spectra, plot_spectra
 
@@ -23,6 +24,7 @@ __all__ = [
     "CosformerAttention",
     "DualAttention",
     "FlowformerAttention",
+    "KsvdPenalty",
     "LinearAttention",
     "LinformerAttention",
     "NystromformerAttention",
@@ -39,4 +41,5 @@ __all__ = [
     "layer_spectrum",
     "model_spectra",
     "plot_spectra",
+    "replace_attention",
 ]
