@@ -13,6 +13,7 @@ BUDGETS = {
     "data and environments": 90,
     "training": 330,
     "evaluation": 180,
+    "benchmarks": 60,
     "README and docs": 150,
 }
 """Seconds of all processes together, on two cores with nothing else to do; .ci/run is to stay below 15 minutes."""
@@ -24,8 +25,8 @@ def group_of(path: Path) -> str:
     """The group of a test file."""
     parts = path.relative_to(ROOT).parts
     name = path.stem.removeprefix("test_")
-    if parts[0] == "attention":
-        return "attention"
+    if parts[0] in ("attention", "benchmarks"):
+        return parts[0]
     if name == "readme":
         return "README and docs"
     if name in (*TRAINING, "trainer"):

@@ -1,0 +1,154 @@
+"""A small bidirectional Transformer that classifies sequences, with any stack of attention layers.
+
+Axes: B batch, L tokens, D width, C classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from primal_dt.attention import ATTENTION_KINDS, build_attention
+
+__all__ = ["STACKS", "Encoder", "EncoderOutput", "EncoderShape", "classification_loss"]
+
+PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
+STACKS = (
+    "softmax",
+    PRIMAL_PLUS,
+    PRIMALFORMER,
+    *(kind for kind in ATTENTION_KINDS if kind not in ("primal", "softmax")),
+)
+"""``softmax``: canonical attention; ``primal-plus``: Primal-Attention in the last layer, softmax below;
+``primalformer``: in all layers; or one other kind in all."""
+
+
+@dataclass(frozen=True)
+class EncoderShape:
+    """The network behind the embedding."""
+
+    num_classes: int
+    max_length: int
+    """The longest sequence: there is an embedding for each position."""
+    attention: str = PRIMAL_PLUS
+    """One of ``STACKS``."""
+    num_layers: int = 2
+    width: int = 512
+    """D."""
+    num_heads: int = 8
+    mlp_width: int = 512
+    dropout: float = 0.1
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Kind of attention -> what ``build_attention`` is told besides."""
+
+    def __post_init__(self) -> None:
+        if self.attention not in STACKS:
+            raise ValueError(f"attention must be one of {', '.join(STACKS)}, not {self.attention!r}")
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """The kind of attention of each layer, from the bottom."""
+        if self.attention == PRIMAL_PLUS:
+            return ("softmax",) * (self.num_layers - 1) + ("primal",)
+        return ("primal" if self.attention == PRIMALFORMER else self.attention,) * self.num_layers
+
+
+class EncoderOutput(NamedTuple):
+    """What the encoder says about a batch."""
+
+    logits: Tensor
+    """(B, C)."""
+    objectives: list[Tensor]
+    """J (B,) of each layer that has one, if it was asked for."""
+
+
+class EncoderBlock(nn.Module):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+
+    def __init__(self, kind: str, shape: EncoderShape) -> None:
+        super().__init__()
+        options = dict(shape.options.get(kind, {}))
+        if kind == "linformer":
+            options["max_length"] = shape.max_length
+        if kind == "cosformer":
+            options["horizon"] = shape.max_length
+        if kind == "primal":
+            options["max_rows"] = shape.max_length
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = build_attention(
+            kind, width=shape.width, num_heads=shape.num_heads, dropout=shape.dropout, **options
+        )
+        self.mlp_norm = nn.LayerNorm(shape.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(shape.width, shape.mlp_width),
+            nn.GELU(),
+            nn.Dropout(shape.dropout),
+            nn.Linear(shape.mlp_width, shape.width),
+            nn.Dropout(shape.dropout),
+        )
+
+    def forward(self, x: Tensor, valid: Tensor | None, *, with_objective: bool) -> tuple[Tensor, Tensor | None]:
+        """(B, L, D), and J (B,) if the layer has one and it is asked for."""
+        hidden, objective = self.attention(self.attention_norm(x), valid, with_objective=with_objective)
+        x = x + hidden
+        return x + self.mlp(self.mlp_norm(x)), objective
+
+
+class Encoder(nn.Module):
+    """Embedding plus position, pre-norm blocks, the mean over real tokens, a linear layer.
+
+    Args:
+        embed: what comes in -> (B, L, D): ``nn.Linear`` for time series, ``nn.Embedding`` for symbols.
+        shape: all else.
+    """
+
+    def __init__(self, embed: nn.Module, shape: EncoderShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = embed
+        self.positions = nn.Parameter(torch.empty(shape.max_length, shape.width))
+        nn.init.normal_(self.positions, std=0.02)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(EncoderBlock(kind, shape) for kind in shape.layer_kinds)
+        self.final_norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.num_classes)
+
+    def forward(self, x: Tensor, valid: Tensor | None = None, *, with_objective: bool = False) -> EncoderOutput:
+        """Classify.
+
+        Args:
+            x: what ``embed`` takes, (B, L, ...); anything finite where it is padding.
+            valid: (B, L) bool, True for real tokens; None if all are.
+            with_objective: return J of the layers that have one.
+        """
+        tokens: Tensor = self.embed(x)  # (B, L, D)
+        if tokens.shape[1] > self.shape.max_length:
+            raise ValueError(
+                f"the sequence has {tokens.shape[1]} tokens, more than max_length ({self.shape.max_length})"
+            )
+        tokens = self.dropout(tokens + self.positions[: tokens.shape[1]])
+        objectives: list[Tensor] = []
+        for block in self.blocks:
+            tokens, objective = block(tokens, valid, with_objective=with_objective)
+            if objective is not None:
+                objectives.append(objective)
+        return EncoderOutput(self.head(masked_mean(self.final_norm(tokens), valid)), objectives)
+
+
+def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
+    """(B, L, D) -> (B, D), over real tokens."""
+    if valid is None:
+        return x.mean(1)
+    total = x.masked_fill(~valid[..., None], 0.0).sum(1)
+    return total / valid.sum(1, keepdim=True).clamp(min=1)
+
+
+def classification_loss(output: EncoderOutput, labels: Tensor, *, eta: float) -> Tensor:
+    """Cross-entropy, plus ``eta * sum_l mean(J_l^2)``."""
+    loss = F.cross_entropy(output.logits, labels)
+    for objective in output.objectives:
+        loss = loss + eta * objective.square().mean()
+    return loss

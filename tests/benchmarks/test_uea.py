@@ -1,0 +1,122 @@
+"""The UEA benchmark: what it reads, what it trains, what it says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.uea import Config, Penalised, Split, load, load_encoder, table, train, trained_before
+from primal_dt.logbook import read_metrics
+
+pytest.importorskip("aeon")
+HEADER = """@problemName Toy
+@timeStamps false
+@missing false
+@univariate false
+@dimension 2
+@equalLength false
+@classLabel true a b
+@data
+"""
+
+
+def write(folder: Path, split: str, number: int, seed: int) -> list[np.ndarray]:
+    """Series of two channels and several lengths: rising ones are of class a, falling ones of class b."""
+    random = np.random.default_rng(seed)
+    lines, series = [], []
+    for row in range(number):
+        length, slope = random.integers(5, 12), 1 if row % 2 == 0 else -1
+        values = np.stack([slope * np.arange(length) + random.normal(size=length), 7 + 3 * random.normal(size=length)])
+        series.append(values)
+        channels = (",".join(f"{value:.6f}" for value in channel) for channel in values)
+        lines.append(":".join(channels) + (":a" if slope > 0 else ":b"))
+    (folder / f"Toy_{split}.ts").write_text(HEADER + "\n".join(lines) + "\n")
+    return series
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    write(tmp_path, "TRAIN", 40, 0)
+    write(tmp_path, "TEST", 30, 1)
+    return tmp_path
+
+
+def test_series_keep_their_lengths_and_are_standardised_with_the_training_split(tmp_path: Path) -> None:
+    written = write(tmp_path, "TRAIN", 40, 0)
+    test_written = write(tmp_path, "TEST", 30, 1)
+    training, test = load("Toy", tmp_path)
+    every = np.concatenate(written, axis=1)
+    expected = (test_written[3].T - every.mean(1)) / every.std(1)
+    np.testing.assert_allclose(test.series[3].numpy(), expected, atol=1e-4)
+    together = torch.cat(training.series)
+    torch.testing.assert_close(together.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(together.std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
+    assert training.labels.tolist() == [0, 1] * 20
+    batch = test.batch([0, 3], torch.device("cpu"))
+    assert batch.valid is not None
+    assert batch.valid.sum(1).tolist() == [len(test.series[0]), len(test.series[3])]
+    assert [len(part.labels) for part in test.batches(8, torch.device("cpu"))] == [8, 8, 8, 6]
+
+
+def test_japanese_vowels_come_with_aeon() -> None:
+    training, test = load("JapaneseVowels", None)
+    assert (len(training.series), len(test.series)) == (270, 370)
+    assert training.series[0].shape[1] == 12
+    assert {len(series) for series in (*training.series, *test.series)} <= set(range(7, 30))
+    assert int(training.labels.max()) == 8
+
+
+def test_what_is_missing_is_told(toy: Path) -> None:
+    with pytest.raises(ValueError, match="Handwriting does not come with aeon: give --folder"):
+        load("Handwriting", None)
+    with pytest.raises(ValueError, match=r"there is no .*Other_TRAIN\.ts"):
+        load("Other", toy)
+    with pytest.raises(ValueError, match="attention can be softmax"):
+        Config(attention=("magic",))
+
+
+def test_settings_are_the_papers_unless_given_and_keep_their_folders_apart() -> None:
+    config = Config(dataset="JapaneseVowels", eta=0.0)
+    assert config.penalised("primal-plus") == Penalised(30, 0.0, 5)
+    assert config.penalised("primalformer") == Penalised(40, 0.0, 5)
+    assert config.run_folder("primal-plus", 0) != Config(dataset="JapaneseVowels").run_folder("primal-plus", 0)
+    assert Config(dataset="Toy", rank=7).penalised("primal-plus") == Penalised(7, 0.1, 10)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "primal-plus"])
+def test_a_toy_is_learnt_and_what_is_saved_says_the_same(toy: Path, attention: str) -> None:
+    config = Config(dataset="Toy", folder=toy, epochs=8, rank=8, rank_multi=1, out=toy / "out")
+    splits = load("Toy", toy)
+    score = train(config, attention, 0, splits)
+    assert score > 90
+    assert train(config, attention, 0, splits) == score
+    folder = config.run_folder(attention, 0)
+    encoder, batch = load_encoder(folder, 30)
+    correct = (encoder(batch.x, batch.valid).logits.argmax(-1) == batch.labels).float().mean()
+    assert 100 * float(correct) == pytest.approx(score)
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # the second training did not add to the first's curves
+    lines = read_metrics(folder)
+    assert [line["step"] for line in lines] == [*range(1, 9), 8]
+    assert lines[-1]["test/accuracy"] == score
+    assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
+    assert trained_before(config, attention, 0) == score
+    assert trained_before(replace(config, lr=2e-3), attention, 0) is None
+    assert trained_before(replace(config, again=True), attention, 0) is None
+    assert trained_before(config, attention, 1) is None
+
+
+def test_labels_that_no_one_has_seen_are_told(toy: Path) -> None:
+    path = toy / "Toy_TEST.ts"
+    path.write_text(path.read_text().replace("true a b", "true a b c").replace(":b\n", ":c\n", 1))
+    with pytest.raises(ValueError, match="has classes that the training split has not"):
+        load("Toy", toy)
+
+
+def test_the_table_has_the_paper_beside_ours() -> None:
+    config = Config(dataset="JapaneseVowels", attention=("softmax", "primal-plus"), seeds=(0, 1))
+    text = table(config, {"softmax": [98.0, 99.0], "primal-plus": [97.0, 97.0]})
+    assert "| softmax        |       98.5 ± 0.7 | 98.0 to 99.0 |  98.7 |" in text
+    assert "rank 30, eta 0.2, rank_multi 5" in text
+    assert Split([torch.zeros(3, 1), torch.zeros(5, 1)], torch.zeros(2)).longest == 5
