@@ -1,0 +1,168 @@
+"""What a training step of the Long-Range Arena's encoder costs, by stack and length: Table 3 of the paper, here."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from benchmarks.classify import LabelledBatch, update
+from benchmarks.encoder import Encoder
+from benchmarks.lra_data import encoder_shape
+from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
+from benchmarks.published import TABLE_3
+from primal_dt.files import atomic_write
+from primal_dt.table import format_table
+
+__all__ = ["report_efficiency"]
+
+CANONICAL, FUSED, PRIMALFORMER = "softmax, matrix in memory", "softmax, fused", "primalformer"
+ROWS = {
+    CANONICAL: "softmax",
+    FUSED: "softmax",
+    "nystromformer": "nystromformer",
+    "linformer": "linformer",
+    "performer": "performer",
+    "reformer": "reformer",
+    "primal-plus": "primal-plus",
+    PRIMALFORMER: PRIMALFORMER,
+}
+"""Row of the table -> stack."""
+PUBLISHED_TASK = {1024: "image", 2048: "listops", 4096: "text"}
+"""Length -> the task of that length in Table 3."""
+NUM_TOKENS, NUM_CLASSES, ETA = 256, 10, 0.05
+STEPS = 1_000
+BARS = {"speed": 7.4, "memory": 15.5}
+"""PrimalFormer over canonical attention at 4,096 tokens: at least the paper's."""
+
+
+def make_step(row: str, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
+    """A training step on random tokens, with AdamW, as in training."""
+    torch.manual_seed(0)
+    shape = encoder_shape(num_classes=NUM_CLASSES, max_length=length, attention=ROWS[row], fused=row != CANONICAL)
+    model = Encoder(nn.Embedding(NUM_TOKENS, shape.width), shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = LabelledBatch(
+        torch.randint(NUM_TOKENS, (batch_size, length), device=device),
+        None,
+        torch.randint(NUM_CLASSES, (batch_size,), device=device),
+    )
+    return lambda: update(model, optimizer, batch, eta=ETA)
+
+
+def memory_of(row: str, length: int, batch_size: int, device_name: str) -> float:
+    """MiB that a step takes above rest, to be called in a process of its own."""
+    device = torch.device(device_name)
+    small = make_step(row, 64, 1, device)
+    return peak_memory_mib(small, make_step(row, length, batch_size, device), device)
+
+
+def seconds_of(rows: list[str], length: int, batch_size: int, seconds: float, device_name: str) -> dict[str, float]:
+    """Row -> seconds of a step, the median over some, by turns; to be called in a process of its own."""
+    device = torch.device(device_name)
+    steps = {row: make_step(row, length, batch_size, device) for row in rows}
+    timings = time_interleaved(steps, seconds=seconds, device=device)
+    return {row: timing.median for row, timing in timings.items()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of one stack at one length; not finite where it did not fit."""
+
+    row: str
+    length: int
+    seconds: float
+    """Of a step."""
+    memory_mib: float
+
+
+Cells = Mapping[tuple[str, int], Cell]
+"""(row, length) -> what was measured."""
+
+
+def report_efficiency(
+    *, lengths: tuple[int, ...], batch_size: int, seconds: float, device: torch.device, out: Path
+) -> None:
+    """Measure, print, save."""
+    cells = {}
+    for length in lengths:
+        memory: dict[str, float] = {}
+        for row in tqdm(ROWS, desc=f"memory, {length:,} tokens", leave=False, disable=None):
+            try:
+                memory[row] = run_alone(memory_of, row, length, batch_size, str(device))
+            except MemoryError:
+                continue
+        took = run_alone(seconds_of, list(memory), length, batch_size, seconds, str(device))
+        for row in ROWS:
+            cells[row, length] = Cell(row, length, took.get(row, math.inf), memory.get(row, math.inf))
+    print(tables(cells, lengths, batch_size))
+    with atomic_write(out / "efficiency.json") as file:
+        content = {"torch": torch.__version__, "threads": torch.get_num_threads(), "batch_size": batch_size}
+        file.write(json.dumps({**content, "cells": [vars(cell) for cell in cells.values()]}, indent=1).encode())
+    print(f"\nSaved efficiency.json in {out}")
+
+
+def tables(cells: Cells, lengths: tuple[int, ...], batch_size: int) -> str:
+    """Seconds of 1,000 steps, memory, and both against canonical attention, ours beside the paper's."""
+
+    def table(title: str, show: Callable[[str, int], str]) -> str:
+        header = [f"batch {batch_size}", *(f"{length:,} tokens" for length in lengths)]
+        return f"### {title}\n\n{format_table(header, [[row, *(show(row, n) for n in lengths)] for row in ROWS])}"
+
+    def fits(row: str, length: int, text: str) -> str:
+        return text if math.isfinite(cells[row, length].seconds) else "does not fit"
+
+    against = "canonical attention with the matrix in memory; in brackets the paper's, on a V100"
+    parts = [
+        table(f"Seconds of {STEPS:,} steps", lambda row, n: fits(row, n, f"{STEPS * cells[row, n].seconds:,.0f}")),
+        table(
+            "Peak memory of a step above rest, MiB",
+            lambda row, n: fits(row, n, f"{cells[row, n].memory_mib:,.0f}"),
+        ),
+        table(f"Times as fast as {against}", lambda row, n: f"{_speed(cells, row, n):.1f}{_paper('seconds', row, n)}"),
+        table(
+            f"Times less memory than {against}",
+            lambda row, n: f"{_saving(cells, row, n):.1f}{_paper('gigabytes', row, n)}",
+        ),
+        "\n".join(findings(cells, lengths)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _speed(cells: Cells, row: str, length: int) -> float:
+    return cells[CANONICAL, length].seconds / cells[row, length].seconds
+
+
+def _saving(cells: Cells, row: str, length: int) -> float:
+    return cells[CANONICAL, length].memory_mib / cells[row, length].memory_mib
+
+
+def _paper(quantity: str, row: str, length: int) -> str:
+    published = TABLE_3[quantity].get(PUBLISHED_TASK.get(length, ""), {})
+    if row == FUSED or ROWS[row] not in published:
+        return ""
+    return f" ({published['softmax'] / published[ROWS[row]]:.1f})"
+
+
+def findings(cells: Cells, lengths: tuple[int, ...]) -> list[str]:
+    """What it should show at 4,096 tokens, and what it shows."""
+    if 4096 not in lengths:
+        return []
+    speed, saving = _speed(cells, PRIMALFORMER, 4096), _saving(cells, PRIMALFORMER, 4096)
+    fastest = min(ROWS, key=lambda row: cells[row, 4096].seconds)
+    lines = [
+        (
+            speed >= BARS["speed"],
+            f"primalformer, 4,096 tokens: {speed:.1f} times as fast as canonical attention (bar: {BARS['speed']})",
+        ),
+        (
+            saving >= BARS["memory"],
+            f"primalformer, 4,096 tokens: {saving:.1f} times less memory (bar: {BARS['memory']})",
+        ),
+        (fastest == PRIMALFORMER, f"the fastest at 4,096 tokens is {fastest} (bar: primalformer)"),
+    ]
+    return [f"* [{'met' if met else 'MISSED'}] {text}" for met, text in lines]
