@@ -48,7 +48,7 @@ class Config:
     """Sequences of an update; the published number for the task if not given."""
     lr: float = 1e-4
     """The greatest learning rate of AdamW."""
-    warmup: float = 0.1
+    warmup: float = 0.2
     """Share of the steps in which the learning rate rises; it falls to zero in the others."""
     efficiency: bool = False
     """Measure what a step costs, instead of training."""
@@ -89,7 +89,7 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
     torch.manual_seed(seed)
     shape = encoder_shape(num_classes=task.num_classes, max_length=task.max_length, attention=attention)
     model = Encoder(nn.Embedding(task.num_tokens, shape.width), shape).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, config.lr, total_steps=steps, pct_start=config.warmup, anneal_strategy="linear"
     )

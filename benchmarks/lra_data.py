@@ -7,7 +7,7 @@ by byte. (CIFAR-10's Python version is made of pickles, which run code when they
 Axes: B batch, L tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ TASKS = {
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "softmax": {"attention_dropout": 0.1},
     "primal": {"rank": 30, "rank_multi": 10},
     "linformer": {"num_rows": 256},
     "performer": {"num_features": 256},
@@ -60,14 +61,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Kind of attention -> the published settings."""
 
 
-def encoder_shape(*, num_classes: int, max_length: int, attention: str, fused: bool = True) -> EncoderShape:
+def encoder_shape(
+    *, num_classes: int, max_length: int, attention: str, softmax: Mapping[str, Any] = OPTIONS["softmax"]
+) -> EncoderShape:
     """The published network: 2 layers, width 64, 2 heads, MLP 128.
 
     Args:
         num_classes: of the task.
         max_length: of a sequence.
         attention: one of ``STACKS``.
-        fused: softmax attention through torch's fused kernel; else with its matrix in memory.
+        softmax: what softmax attention is told.
     """
     return EncoderShape(
         num_classes=num_classes,
@@ -77,7 +80,7 @@ def encoder_shape(*, num_classes: int, max_length: int, attention: str, fused: b
         width=64,
         num_heads=2,
         mlp_width=128,
-        options={**OPTIONS, "softmax": {"fused": fused}},
+        options={**OPTIONS, "softmax": softmax},
     )
 
 

@@ -86,8 +86,8 @@ def test_the_table_of_costs_compares_with_the_matrix_in_memory_and_with_the_pape
     cells["primalformer", 4096] = Cell("primalformer", 4096, 0.5, 100.0)
     cells[FUSED, 4096] = Cell(FUSED, 4096, float("inf"), float("inf"))
     text = tables(cells, (4096,), 4)
-    assert "| primalformer              |   16.0 (7.4) |" in text  # 694.8 / 93.6
-    assert "| primalformer              |  20.0 (15.5) |" in text  # 21.24 / 1.37
+    assert "| primalformer                  |   16.0 (7.4) |" in text  # 694.8 / 93.6
+    assert "| primalformer                  |  20.0 (15.5) |" in text  # 21.24 / 1.37
     assert "does not fit" in text
     assert "[met] primalformer, 4,096 tokens: 16.0 times as fast" in text
     assert "[met] the fastest at 4,096 tokens is primalformer" in text

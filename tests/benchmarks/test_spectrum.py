@@ -28,7 +28,8 @@ def test_sequences_are_read_by_the_share_of_their_own_tokens() -> None:
     share, relative, rank = numbers(own, 0.9)
     assert share == pytest.approx(100 * (3 / 4 + 2 / 2) / 2)  # (9 + 1 + 1) / 12 is above 0.9
     assert numbers(own, 0.7)[0] == pytest.approx(100 * (1 / 4 + 2 / 2) / 2)
-    assert (relative, rank) == (pytest.approx(100 * (2 / 4 + 2 / 2) / 2), 2.0)
+    assert relative == pytest.approx(100 * (2 / 4 + 2 / 2) / 2)
+    assert rank == 2.0
 
 
 def test_the_runs_of_a_decision_transformer_are_found_and_shown(
