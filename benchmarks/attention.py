@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Timing, large_matrix_product, peak_memory_mib, run_alone, time_interleaved
-from benchmarks.program import run_program
+from benchmarks.program import check_device, run_program
 from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
 from primal_dt.table import format_table
 
@@ -325,14 +325,12 @@ def check(config: Config) -> None:
         sys.exit(f"--threads must be at least 1, not {config.threads}")
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("the plot needs matplotlib: pip install -c constraints.txt -e '.[plots]'")
+    check_device(config.device)
     try:
-        torch.zeros(1, device=config.device)
         config.out.mkdir(parents=True, exist_ok=True)
         (config.out / "attention.csv").touch()
     except OSError as error:
         sys.exit(f"--out must be a folder that can be written to, not {config.out}: {error.strerror}")
-    except (RuntimeError, AssertionError) as error:
-        sys.exit(f"--device {config.device} cannot be used: {error}")
 
 
 def main(config: Config) -> None:

@@ -1,17 +1,37 @@
-"""Training and testing of a classifier of sequences, whatever the sequences are.
+"""Training and testing of a classifier of sequences, whatever the sequences are, and what is kept of it.
 
 Axes: B batch, L tokens.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.encoder import Encoder, classification_loss
+from benchmarks.encoder import Encoder, EncoderShape, classification_loss
+from primal_dt.files import atomic_write
 
-__all__ = ["LabelledBatch", "Losses", "accuracy", "update"]
+__all__ = [
+    "LabelledBatch",
+    "Losses",
+    "Sequences",
+    "accuracy",
+    "keep",
+    "kept_encoder",
+    "kept_scores",
+    "spread",
+    "update",
+]
+
+CLIP = 4.0
+"""The gradient's norm is kept at or below it: far above what is usual, against accidents."""
+FACTS, WEIGHTS = "encoder.json", "weights.pt"
+"""Files of a training that came to its end."""
 
 
 class LabelledBatch(NamedTuple):
@@ -25,39 +45,59 @@ class LabelledBatch(NamedTuple):
     """(B,) int64."""
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences and their classes."""
+
+    tokens: Sequence[Tensor]
+    """(L,) uint8 of symbols, or (L, channels) of a time series, each."""
+    labels: Tensor
+    """(number,) int64."""
+
+    def batch(self, rows: Sequence[int], device: torch.device) -> LabelledBatch:
+        """These sequences, padded on the right to the longest of them."""
+        chosen = [self.tokens[row] for row in rows]
+        lengths = torch.tensor([len(tokens) for tokens in chosen])
+        x = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+        x = x if x.is_floating_point() else x.long()
+        valid = None if bool((lengths == x.shape[1]).all()) else torch.arange(x.shape[1]) < lengths[:, None]
+        return LabelledBatch(
+            x.to(device), None if valid is None else valid.to(device), self.labels[list(rows)].to(device)
+        )
+
+    def batches(self, size: int, device: torch.device, order: Sequence[int] | None = None) -> Iterator[LabelledBatch]:
+        """All of them, in an order."""
+        order = range(len(self.tokens)) if order is None else order
+        for first in range(0, len(order), size):
+            yield self.batch(order[first : first + size], device)
+
+    @property
+    def longest(self) -> int:
+        """Tokens."""
+        return max(len(tokens) for tokens in self.tokens)
+
+
 class Losses(NamedTuple):
     """Of one update, on the device."""
 
     total: Tensor
     penalty: Tensor
-    """``sum_l mean(J_l^2)``."""
+    """``sum_l mean(J_l^2)``, also if its weight is zero."""
     correct: Tensor
     """How many of the batch were classified as they should be."""
 
 
-def update(
-    model: Encoder,
-    optimizer: torch.optim.Optimizer,
-    batch: LabelledBatch,
-    *,
-    eta: float,
-    after_step: Callable[[], object] = lambda: None,
-) -> Losses:
+def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabelledBatch, *, eta: float) -> Losses:
     """One step of training."""
-    output = model(batch.x, batch.valid, with_objective=eta > 0)
+    output = model(batch.x, batch.valid, with_objective=True)
     loss = classification_loss(output, batch.labels, eta=eta)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
-    after_step()
     penalty = sum((objective.detach().square().mean() for objective in output.objectives), loss.new_zeros(()))
     correct = (output.logits.detach().argmax(-1) == batch.labels).sum()
     return Losses(loss.detach(), penalty, correct)
-
-
-CLIP = 4.0
-"""The gradient's norm is kept at or below it: far above what is usual, against accidents."""
 
 
 @torch.inference_mode()
@@ -70,3 +110,48 @@ def accuracy(model: Encoder, batches: Iterable[LabelledBatch]) -> float:
         total += len(batch.labels)
     model.train()
     return 100 * correct / total
+
+
+def spread(values: Sequence[float]) -> str:
+    """``98.5 ± 0.7``: mean and sample standard deviation, the latter if there are several."""
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{deviation}"
+
+
+def keep(folder: Path, model: Encoder, facts: Mapping[str, Any], scores: Mapping[str, float]) -> None:
+    """Write down a training that came to its end.
+
+    Args:
+        folder: its own.
+        model: trained.
+        facts: all that it depends on.
+        scores: split -> accuracy.
+    """
+    content = {"facts": facts, "shape": asdict(model.shape), "scores": scores}
+    with atomic_write(folder / WEIGHTS) as file:
+        torch.save(model.state_dict(), file)
+    with atomic_write(folder / FACTS) as file:  # last: where it is, all is
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def kept_scores(folder: Path, facts: Mapping[str, Any]) -> dict[str, float] | None:
+    """The scores of a training that depended on just this, if there was one."""
+    path = folder / FACTS
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text())
+    scores: dict[str, float] = content["scores"]
+    return scores if content["facts"] == json.loads(json.dumps(facts)) else None
+
+
+def kept_encoder(folder: Path, embed: nn.Module) -> Encoder:
+    """A trained encoder.
+
+    Args:
+        folder: of its training.
+        embed: as it was trained with, any weights.
+    """
+    shape = EncoderShape(**json.loads((folder / FACTS).read_text())["shape"])
+    model = Encoder(embed, shape)
+    model.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True, map_location="cpu"))
+    return model.eval()

@@ -3,7 +3,7 @@
 Axes: B batch, L tokens, D width, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from primal_dt.attention import ATTENTION_KINDS, build_attention
 
-__all__ = ["STACKS", "Encoder", "EncoderOutput", "EncoderShape", "classification_loss"]
+__all__ = ["PENALISED", "STACKS", "Encoder", "EncoderOutput", "EncoderShape", "check_stacks", "classification_loss"]
 
 PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
 STACKS = (
@@ -24,6 +24,17 @@ STACKS = (
 )
 """``softmax``: canonical attention; ``primal-plus``: Primal-Attention in the last layer, softmax below;
 ``primalformer``: in all layers; or one other kind in all."""
+PENALISED = (PRIMAL_PLUS, PRIMALFORMER)
+"""Stacks whose layers, or one of them, have a J."""
+
+
+def check_stacks(attention: Sequence[str], seeds: Sequence[int]) -> None:
+    """Refuse a choice of stacks and seeds that a benchmark cannot train."""
+    if unknown := set(attention) - set(STACKS):
+        raise ValueError(f"attention can be {', '.join(STACKS)}, not {', '.join(sorted(unknown))}")
+    for name, values in (("attention", attention), ("seeds", seeds)):
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{name} must name at least one, and each once, not {list(values)}")
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,6 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
 def classification_loss(output: EncoderOutput, labels: Tensor, *, eta: float) -> Tensor:
     """Cross-entropy, plus ``eta * sum_l mean(J_l^2)``."""
     loss = F.cross_entropy(output.logits, labels)
-    for objective in output.objectives:
-        loss = loss + eta * objective.square().mean()
-    return loss
+    if eta == 0:  # nothing then waits for a gradient of J
+        return loss
+    return loss + eta * sum(objective.square().mean() for objective in output.objectives)

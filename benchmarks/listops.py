@@ -113,7 +113,7 @@ class ListOps:
 
 
 def load_listops(folder: Path, *, seed: int = 0, splits: dict[str, int] = SPLITS) -> dict[str, ListOps]:
-    """The splits, from a file in the folder; made first if it is not there, which takes some minutes."""
+    """The splits, from a file in the folder; made first if it is not there, which takes a minute or two."""
     sizes = "-".join(map(str, splits.values()))
     path = folder / f"listops-{sizes}-seed-{seed}.npz"
     if not path.exists():

@@ -7,7 +7,7 @@ by byte. (CIFAR-10's Python version is made of pickles, which run code when they
 Axes: B batch, L tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.classify import LabelledBatch
+from benchmarks.classify import Sequences
 from benchmarks.encoder import EncoderShape
 from benchmarks.listops import NUM_CLASSES, TOKENS, load_listops
 
-__all__ = ["TASKS", "Sequences", "Task", "encoder_shape", "load_image", "load_task", "load_text"]
+__all__ = ["OPTIONS", "TASKS", "Penalised", "Task", "encoder_shape", "load_image", "load_task", "load_text"]
 
 IMAGE_PIXELS, IMAGE_CLASSES, PICTURE_BYTES = 1024, 10, 3 * 1024
 TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -27,6 +27,14 @@ VALIDATION_PICTURES = 5_000
 GREY = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue (ITU-R BT.601)."""
 TEXT_CLASSES = ("neg", "pos")
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """What Primal-Attention is told."""
+
+    rank: int
+    eta: float
 
 
 @dataclass(frozen=True)
@@ -39,20 +47,44 @@ class Task:
     num_classes: int
     batch_size: int
     steps: int
-    eta: float
-    """Of Primal.+, whose rank is 30 in all three."""
+    warmup_steps: int
+    primal: Mapping[str, Penalised]
+    """Stack -> its rank and eta."""
 
 
 TASKS = {
-    "listops": Task(2048, len(TOKENS), NUM_CLASSES, batch_size=32, steps=5_000, eta=0.05),
-    "image": Task(IMAGE_PIXELS, 256, IMAGE_CLASSES, batch_size=256, steps=35_000, eta=0.1),
-    "text": Task(4096, 256, len(TEXT_CLASSES), batch_size=32, steps=20_000, eta=0.1),
+    "listops": Task(
+        max_length=2048,
+        num_tokens=len(TOKENS),
+        num_classes=NUM_CLASSES,
+        batch_size=32,
+        steps=5_000,
+        warmup_steps=1_000,
+        primal={"primal-plus": Penalised(30, 0.05), "primalformer": Penalised(20, 0.1)},
+    ),
+    "image": Task(
+        max_length=IMAGE_PIXELS,
+        num_tokens=256,
+        num_classes=IMAGE_CLASSES,
+        batch_size=256,
+        steps=35_000,
+        warmup_steps=175,
+        primal={"primal-plus": Penalised(30, 0.1), "primalformer": Penalised(30, 0.1)},
+    ),
+    "text": Task(
+        max_length=4096,
+        num_tokens=256,
+        num_classes=len(TEXT_CLASSES),
+        batch_size=32,
+        steps=20_000,
+        warmup_steps=8_000,
+        primal={"primal-plus": Penalised(30, 0.1), "primalformer": Penalised(20, 0.05)},
+    ),
 }
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "softmax": {"attention_dropout": 0.1},
-    "primal": {"rank": 30, "rank_multi": 10},
     "linformer": {"num_rows": 256},
     "performer": {"num_features": 256},
     "reformer": {"num_rounds": 2},
@@ -62,7 +94,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def encoder_shape(
-    *, num_classes: int, max_length: int, attention: str, softmax: Mapping[str, Any] = OPTIONS["softmax"]
+    *,
+    num_classes: int,
+    max_length: int,
+    attention: str,
+    rank: int = 30,
+    softmax: Mapping[str, Any] = OPTIONS["softmax"],
 ) -> EncoderShape:
     """The published network: 2 layers, width 64, 2 heads, MLP 128.
 
@@ -70,6 +107,7 @@ def encoder_shape(
         num_classes: of the task.
         max_length: of a sequence.
         attention: one of ``STACKS``.
+        rank: of primal layers.
         softmax: what softmax attention is told.
     """
     return EncoderShape(
@@ -80,36 +118,8 @@ def encoder_shape(
         width=64,
         num_heads=2,
         mlp_width=128,
-        options={**OPTIONS, "softmax": softmax},
+        options={**OPTIONS, "primal": {"rank": rank, "rank_multi": 10}, "softmax": softmax},
     )
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences of tokens and their classes."""
-
-    tokens: Sequence[np.ndarray]
-    """(L,) uint8 each."""
-    labels: np.ndarray
-    """(number,) int64."""
-
-    def batch(self, rows: Sequence[int], device: torch.device) -> LabelledBatch:
-        """These sequences, padded on the right to the longest of them."""
-        chosen = [self.tokens[row] for row in rows]
-        lengths = np.array([len(tokens) for tokens in chosen])
-        x = np.zeros((len(chosen), lengths.max()), np.uint8)
-        for row, tokens in zip(x, chosen, strict=True):
-            row[: len(tokens)] = tokens
-        valid = None if (lengths == x.shape[1]).all() else torch.from_numpy(np.arange(x.shape[1]) < lengths[:, None])
-        labels = torch.from_numpy(self.labels[list(rows)])
-        return LabelledBatch(
-            torch.from_numpy(x).to(device, torch.int64), None if valid is None else valid.to(device), labels.to(device)
-        )
-
-    def batches(self, size: int, device: torch.device) -> Iterator[LabelledBatch]:
-        """All of them, in order."""
-        for first in range(0, len(self.labels), size):
-            yield self.batch(range(first, min(first + size, len(self.labels))), device)
 
 
 def load_task(name: str, folder: Path) -> dict[str, Sequences]:
@@ -125,9 +135,13 @@ def load_task(name: str, folder: Path) -> dict[str, Sequences]:
         return load_text(folder)
     splits = load_listops(folder)
     return {
-        split: Sequences([own.expression(number) for number in range(len(own))], own.values)
+        split: _sequences([own.expression(number) for number in range(len(own))], own.values)
         for split, own in splits.items()
     }
+
+
+def _sequences(tokens: Iterable[np.ndarray], labels: np.ndarray) -> Sequences:
+    return Sequences([torch.from_numpy(own) for own in tokens], torch.from_numpy(labels))
 
 
 def load_image(folder: Path) -> dict[str, Sequences]:
@@ -142,9 +156,9 @@ def load_image(folder: Path) -> dict[str, Sequences]:
     first = len(labels) - min(VALIDATION_PICTURES, len(labels) // 10)  # of those for validation
     test_pixels, test_labels = _pictures(folder / "test_batch.bin")
     return {
-        "train": Sequences(list(pixels[:first]), labels[:first]),
-        "validation": Sequences(list(pixels[first:]), labels[first:]),
-        "test": Sequences(list(test_pixels), test_labels),
+        "train": _sequences(pixels[:first], labels[:first]),
+        "validation": _sequences(pixels[first:], labels[first:]),
+        "test": _sequences(test_pixels, test_labels),
     }
 
 
@@ -172,17 +186,18 @@ def load_text(folder: Path) -> dict[str, Sequences]:
     Raises:
         ValueError: if the folders are not there.
     """
-    training, test = _reviews(folder / "train"), _reviews(folder / "test")
-    order = np.random.default_rng(0).permutation(len(training.labels))  # files come class by class
+    (tokens, labels), test = _reviews(folder / "train"), _reviews(folder / "test")
+    order = np.random.default_rng(0).permutation(len(labels))  # files come class by class
     held_back = max(1, len(order) // 10)
 
     def choose(rows: np.ndarray) -> Sequences:
-        return Sequences([training.tokens[row] for row in rows], training.labels[rows])
+        return _sequences([tokens[row] for row in rows], labels[rows])
 
-    return {"train": choose(order[held_back:]), "validation": choose(order[:held_back]), "test": test}
+    return {"train": choose(order[held_back:]), "validation": choose(order[:held_back]), "test": _sequences(*test)}
 
 
-def _reviews(folder: Path) -> Sequences:
+def _reviews(folder: Path) -> tuple[list[np.ndarray], np.ndarray]:
+    """Bytes of the reviews of a split, and whether they are positive."""
     tokens: list[np.ndarray] = []
     labels: list[int] = []
     for number, name in enumerate(TEXT_CLASSES):
@@ -192,6 +207,7 @@ def _reviews(folder: Path) -> Sequences:
                 f"there are no reviews in {folder / name}: give the folder that the IMDb archive unpacks to"
             )
         for path in paths:
-            tokens.append(np.frombuffer(path.read_bytes()[: TASKS["text"].max_length] or b" ", np.uint8))
+            text = path.read_bytes()[: TASKS["text"].max_length] or b" "
+            tokens.append(np.frombuffer(text, np.uint8).copy())
             labels.append(number)
-    return Sequences(tokens, np.array(labels, np.int64))
+    return tokens, np.array(labels, np.int64)

@@ -120,8 +120,13 @@ def _status_kib(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def run_alone(function: Callable[..., Result], *arguments: object) -> Result:
+def run_alone(function: Callable[..., Result], *arguments: object, for_memory: bool = True) -> Result:
     """Call a function of a module in a fresh process, which may take the memory that is free now and no more.
+
+    Args:
+        function: what to call.
+        arguments: what with.
+        for_memory: give memory back at once, so that what is resident is in use. It costs time: not for clocks.
 
     Raises:
         MemoryError: if that was not enough.
@@ -129,7 +134,7 @@ def run_alone(function: Callable[..., Result], *arguments: object) -> Result:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "tyro", "primal_dt.attention"])  # fresh, yet without their start-up time
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(sender, function, arguments))
+    process = context.Process(target=_send_result, args=(sender, function, arguments, for_memory))
     process.start()
     sender.close()
     try:
@@ -144,11 +149,14 @@ def run_alone(function: Callable[..., Result], *arguments: object) -> Result:
     return result
 
 
-def _send_result(sender: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _send_result(
+    sender: Connection, function: Callable[..., object], arguments: tuple[object, ...], for_memory: bool
+) -> None:
     limit = _free_bytes()
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    _return_memory_at_once()
+    if for_memory:
+        _return_memory_at_once()
     try:
         sender.send(function(*arguments))
     except RuntimeError as error:  # torch: "can't allocate memory", "out of memory"

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 import tyro
 
 from primal_dt.terminal import begin_program, explain
 
-__all__ = ["run_program"]
+__all__ = ["check_device", "run_program"]
 
 ConfigT = TypeVar("ConfigT")
 
@@ -30,3 +31,15 @@ def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def check_device(device: str) -> None:
+    """Find out now whether a device can be used.
+
+    Raises:
+        ValueError: if not.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error

@@ -6,14 +6,16 @@ explains 90 % of the variance, and the effective rank; means over sequences and 
 """
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
+from benchmarks.classify import FACTS
 from benchmarks.program import run_program
-from benchmarks.uea import SAVED, load_encoder
+from benchmarks.uea import load_encoder
 from envs.datasets import load_dataset
 from envs.training import dataset_again
 from primal_dt.attention import Spectrum, model_spectra
@@ -46,7 +48,7 @@ class Config:
 
 def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
     """Layer -> its spectrum, from the first."""
-    if (folder / SAVED).is_file():
+    if (folder / FACTS).is_file():
         encoder, batch = load_encoder(folder, sequences)
         found = model_spectra(encoder, batch.x, batch.valid)
     else:
@@ -80,29 +82,49 @@ def explained_at(spectrum: Spectrum, percent: int) -> float:
     return 100 * float(spectrum.explained_variance.take_along_dim(at, 2).mean())
 
 
-def save_plot(every: Mapping[str, Mapping[str, Spectrum]], path: Path) -> None:
+def save_plot(every: Mapping[str, Mapping[str, Spectrum]], path: Path, *, variance: float) -> None:
     """A panel for each layer, a line for each run."""
     from matplotlib.figure import Figure
 
     layers = list(dict.fromkeys(layer for spectra in every.values() for layer in spectra))
-    percents = range(1, 101)
+    percents, least = range(1, 101), 100.0
     figure = Figure(figsize=(1.0 + 3.6 * len(layers), 3.6), layout="constrained")
     for panel, layer in zip(figure.subplots(1, len(layers), sharey=True, squeeze=False)[0], layers, strict=True):
         for name, spectra in every.items():
             if layer in spectra:
-                panel.plot(percents, [explained_at(spectra[layer], percent) for percent in percents], label=name)
-        panel.axhline(90, color="black", lw=0.5, ls=":")
+                explained = [explained_at(spectra[layer], percent) for percent in percents]
+                least = min(least, explained[0])
+                panel.plot(percents, explained, label=name)
+        panel.axhline(100 * variance, color="black", lw=0.5, ls=":")
         panel.set(title=layer, xlabel="singular values, %")
         panel.grid(alpha=0.3)
-    figure.axes[0].set(ylabel="explained variance, %", ylim=(0, 102))
+    figure.axes[0].set(ylabel="explained variance, %", ylim=(max(0.0, least - 5), 101))
     figure.axes[-1].legend(fontsize="x-small", loc="lower right")
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether it looks like a run of either kind."""
+    return (folder / FACTS).is_file() or (folder / "config.json").is_file()
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What to call them: their names, or their paths if these are not enough."""
+    names = [folder.name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
 def main(config: Config) -> None:
-    """Compute, print, save."""
-    every = {folder.name: spectra_of(folder, config.sequences) for folder in config.runs}
+    """Compute, print, save. What is no run is left out, if there are several: runs/* may find other things."""
+    folders = [folder for folder in config.runs if len(config.runs) == 1 or is_run(folder)]
+    for other in sorted(set(config.runs) - set(folders)):
+        print(f"{other} is left out: it is no run of train.py or benchmarks.uea", file=sys.stderr)
+    if not folders:
+        raise ValueError("none of these is a run of train.py or benchmarks.uea")
+    every = {
+        name: spectra_of(folder, config.sequences) for name, folder in zip(names_of(folders), folders, strict=True)
+    }
     content = {
         name: {layer: numbers(spectrum, config.variance) for layer, spectrum in spectra.items()}
         for name, spectra in every.items()
@@ -116,7 +138,7 @@ def main(config: Config) -> None:
     print(format_table(header, rows))
     with atomic_write(config.out / "spectrum.json") as file:
         file.write(json.dumps({"variance": config.variance, "runs": content}, indent=1).encode())
-    save_plot(every, config.out / "spectrum.png")
+    save_plot(every, config.out / "spectrum.png", variance=config.variance)
     print(f"\nSaved spectrum.json and spectrum.png in {config.out}")
 
 

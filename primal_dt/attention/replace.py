@@ -26,6 +26,12 @@ class KsvdPenalty:
     def __init__(self, layers: "dict[str, _Replacement]") -> None:
         self._layers = layers
 
+    @classmethod
+    def of(cls, model: nn.Module) -> "KsvdPenalty":
+        """The penalty of all layers that were replaced in a model, for one that is a copy or was replaced in steps."""
+        parts = {name: _replacement_in(layer) for name, layer in _layers_of(model).items()}
+        return cls({name: part for name, part in parts.items() if part is not None})
+
     @property
     def layers(self) -> dict[str, AttentionLayer]:
         """Where in the model -> the new layer."""
@@ -35,13 +41,17 @@ class KsvdPenalty:
         """Read it once for each forward pass; with kinds that have no J it is zero.
 
         Raises:
-            RuntimeError: if there was no forward pass in training mode since the last time.
+            RuntimeError: if there was no forward pass in training mode, with gradients, since the last time. (With
+                activation checkpointing it takes ``use_reentrant=False``: the older way has its first pass without.)
         """
-        passed = [replacement for replacement in self._layers.values() if replacement.passed]
-        if len(passed) < len(self._layers):
-            raise RuntimeError("there was no forward pass in training mode since the penalty was last read")
+        if not self._layers:
+            raise RuntimeError("no layer was replaced: there is nothing to penalise")
+        if not all(replacement.passed for replacement in self._layers.values()):
+            raise RuntimeError(
+                "there was no forward pass in training mode, with gradients, since the penalty was last read"
+            )
         total = next(iter(self.layers.values())).output.weight.new_zeros(())
-        for replacement in passed:
+        for replacement in self._layers.values():
             if replacement.objective is not None:
                 total = total + replacement.objective.square().mean()
             replacement.objective, replacement.passed = None, False
@@ -58,10 +68,15 @@ class _Replacement(nn.Module):
         self.passed = False
 
     def attend(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        hidden, objective = self.layer(x, valid, with_objective=self.training)
+        learns = self.training and torch.is_grad_enabled()
+        hidden, objective = self.layer(x, valid, with_objective=learns)
         if self.training:
-            self.objective, self.passed = objective, True
+            self.objective, self.passed = objective, learns
         return hidden
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a copy or a file takes along: J hangs on the graph of a pass, which cannot be copied.
+        return {**self.__dict__, "objective": None, "passed": False}
 
 
 class _ForTorch(_Replacement):
@@ -88,6 +103,8 @@ class _ForTorch(_Replacement):
         """Attend; there is no matrix of weights to return."""
         if key is not query or value is not query:
             raise ValueError("only self-attention was replaced: query, key and value must be one tensor")
+        if query.dim() != 3:
+            raise ValueError(f"a batch of sequences is wanted, with three axes, not one of shape {tuple(query.shape)}")
         if attn_mask is not None or is_causal:
             raise ValueError(
                 "the layer is bidirectional: it takes src_key_padding_mask, and no mask of pairs of tokens"
@@ -120,12 +137,16 @@ def _valid_from_attention_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     """From Hugging Face's: (B, L), 1 at tokens; or (B, 1, L or 1, L), alike for all queries, bool or 0 at tokens."""
     if mask is None:
         return None
-    if mask.dim() == 4:
-        may_look = mask[:, 0, 0]
-        valid = may_look if mask.dtype == torch.bool else may_look == 0
-    else:
-        valid = mask.bool()
-    return valid.expand(x.shape[:2])
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        raise ValueError(f"an attention_mask of tokens is wanted, not {type(mask).__name__}")
+    if mask.dim() == 2:
+        return mask.bool().expand(x.shape[:2])
+    # What was expanded from one query is alike for all; otherwise one has to look, which waits for the device.
+    differs = mask.shape[2] > 1 and mask.stride(2) != 0 and bool((mask != mask[:, :, :1]).any())
+    if mask.shape[1] > 1 or differs:
+        raise ValueError("the layer is bidirectional: it takes an attention_mask of tokens, and none of pairs of them")
+    may_look = mask[:, 0, 0]
+    return (may_look if mask.dtype == torch.bool else may_look == 0).expand(x.shape[:2])
 
 
 def replace_attention(
@@ -145,12 +166,14 @@ def replace_attention(
     Returns:
         The penalty: ``loss = loss + eta * penalty()`` after a forward pass in training mode.
     """
-    found = {name: module for name, module in model.named_modules() if _is_layer(module)}
+    found = _layers_of(model)
+    if fixed := {"width", "num_heads", "causal"} & options.keys():
+        raise ValueError(f"{', '.join(sorted(fixed))} cannot be chosen: the model says what it is")
     if not found:
         known = ", ".join(["nn.TransformerEncoderLayer", *HUGGING_FACE])
         raise TypeError(f"{type(model).__name__} has no Transformer layer of a known kind: {known}")
     chosen = _choose(list(found), layers)
-    if again := [name for name in chosen if any(isinstance(part, _Replacement) for part in found[name].modules())]:
+    if again := [name for name in chosen if _replacement_in(found[name]) is not None]:
         raise ValueError(f"the attention of {', '.join(again)} was replaced before")
     replaced = {name: _replace_in(found[name], kind, options) for name in chosen}
     for module in model.modules():
@@ -159,12 +182,23 @@ def replace_attention(
     return KsvdPenalty(replaced)
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, nn.TransformerEncoderLayer) or type(module).__name__ in HUGGING_FACE
+def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The Transformer layers of a model, by name, from the first."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.TransformerEncoderLayer) or type(module).__name__ in HUGGING_FACE
+    }
+
+
+def _replacement_in(layer: nn.Module) -> _Replacement | None:
+    return next((part for part in layer.modules() if isinstance(part, _Replacement)), None)
 
 
 def _choose(names: list[str], layers: Iterable[int]) -> list[str]:
     """The names of the chosen layers, from the first to the last."""
+    if isinstance(layers, int):
+        raise TypeError(f"layers must be several numbers, such as [{layers}], not {layers}")
     numbers = set()
     for number in layers:
         if not -len(names) <= number < len(names):
@@ -178,21 +212,22 @@ def _choose(names: list[str], layers: Iterable[int]) -> list[str]:
 def _replace_in(layer: nn.Module, kind: str, options: dict[str, Any]) -> _Replacement:
     """Put a new attention layer into a Transformer layer, on its device, in its dtype and mode."""
 
-    def build(width: int, num_heads: int) -> AttentionLayer:
-        return build_attention(kind, width=width, num_heads=num_heads, **options).to(next(layer.parameters()))
+    def build(width: int, num_heads: int, *, bias: bool = True) -> AttentionLayer:
+        told = {"bias": bias, **options}
+        return build_attention(kind, width=width, num_heads=num_heads, **told).to(next(layer.parameters()))
 
     replacement: _Replacement
     if isinstance(layer, nn.TransformerEncoderLayer):
         old, place = layer.self_attn, "self_attn"
-        replacement = _ForTorch(build(old.embed_dim, old.num_heads), batch_first=old.batch_first)
+        new = build(old.embed_dim, old.num_heads, bias=old.in_proj_bias is not None)
+        replacement = _ForTorch(new, batch_first=old.batch_first)
     else:
         name = type(layer).__name__
         if getattr(layer, "is_decoder", False):
             raise ValueError(f"{name} is a decoder's: only bidirectional layers can be replaced")
         place = HUGGING_FACE[name]
         attention: Any = layer.get_submodule(place)
-        norm = next(module for module in layer.modules() if isinstance(module, nn.LayerNorm))
-        replacement = _ForHuggingFace(build(norm.normalized_shape[0], attention.num_attention_heads))
+        replacement = _ForHuggingFace(build(attention.config.hidden_size, attention.num_attention_heads))
         if name in OUTPUT_PROJECTIONS:
             layer.set_submodule(OUTPUT_PROJECTIONS[name], nn.Identity())
     layer.set_submodule(place, replacement.train(layer.training))

@@ -1,12 +1,14 @@
 """Attention layers inside models of others: they do what they do alone, and padding stays nothing."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from primal_dt.attention import PrimalAttention, SoftmaxAttention, replace_attention
+from primal_dt.attention import KsvdPenalty, PrimalAttention, SoftmaxAttention, replace_attention
 
 WIDTH, HEADS, LENGTH = 16, 2, 7
 
@@ -93,11 +95,50 @@ def test_the_penalty_is_the_mean_square_of_the_objectives() -> None:
         assert isinstance(layer, PrimalAttention)
         assert layer.lam.grad is not None
         assert layer.lam.grad.abs().sum() > 0
-    with pytest.raises(RuntimeError, match="no forward pass in training mode since"):
+    with pytest.raises(RuntimeError, match="no forward pass in training mode, with gradients, since"):
         penalty()
     encoder.eval()(x)
-    with pytest.raises(RuntimeError, match="no forward pass in training mode since"):
+    with pytest.raises(RuntimeError, match="no forward pass in training mode, with gradients, since"):
         penalty()
+
+
+def test_a_copy_of_a_model_has_a_penalty_of_its_own() -> None:
+    encoder = torch_encoder()
+    replace_attention(encoder, layers=[1], rank=4, rank_multi=2)
+    replace_attention(encoder, layers=[2], rank=4, rank_multi=2)
+    x, padding = padded()
+    encoder(x, src_key_padding_mask=padding)  # its penalty is not read
+    copied = copy.deepcopy(encoder)
+    penalty, own = KsvdPenalty.of(encoder), KsvdPenalty.of(copied)
+    assert list(own.layers) == ["layers.1", "layers.2"]
+    with pytest.raises(RuntimeError, match="no forward pass"):
+        own()  # it is the original that has passed
+    copied(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(own(), penalty())
+    with pytest.raises(RuntimeError, match="no layer was replaced"):
+        KsvdPenalty.of(torch_encoder())()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_gives_the_same_gradients_or_is_told(use_reentrant: bool) -> None:
+    encoder = torch_encoder()
+    penalty = replace_attention(encoder, rank=4, rank_multi=2)
+    (layer,) = penalty.layers.values()
+    x, padding = padded()
+
+    def gradients(hidden: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(hidden[~padding].square().sum() + penalty(), list(layer.parameters())))
+
+    plain = gradients(encoder(x, src_key_padding_mask=padding))
+    again = checkpoint(
+        lambda x: encoder(x, src_key_padding_mask=padding), x.requires_grad_(), use_reentrant=use_reentrant
+    )
+    if use_reentrant:  # its first pass is without gradients, and so would be the penalty
+        with pytest.raises(RuntimeError, match="with gradients"):
+            penalty()
+        return
+    for one, other in zip(gradients(again), plain, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +158,12 @@ def test_what_cannot_be_replaced_is_told() -> None:
     with pytest.raises(ValueError, match=r"the attention of layers\.2 was replaced before"):
         replace_attention(encoder, layers=[0, 2])
     assert isinstance(encoder.layers[0].self_attn, nn.MultiheadAttention)  # nothing was changed
+    with pytest.raises(TypeError, match=r"several numbers, such as \[-1\]"):
+        replace_attention(torch_encoder(), layers=-1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="causal cannot be chosen"):
+        replace_attention(torch_encoder(), causal=True)
+    with pytest.raises(ValueError, match=r"three axes, not one of shape \(7, 16\)"):
+        encoder(padded()[0][0])
     with pytest.raises(ValueError, match="no mask of pairs of tokens"):
         encoder(padded()[0], mask=torch.zeros(LENGTH, LENGTH))
 
@@ -200,6 +247,24 @@ def test_padding_is_nothing_to_bert(implementation: str) -> None:
         torch.testing.assert_close(first[mask.bool()], second[mask.bool()])
         alone = model(input_ids=tokens[1:, :3]).last_hidden_state
         torch.testing.assert_close(first[1, :3], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_masks_of_pairs_of_tokens_are_refused() -> None:
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=20))
+    replace_attention(model, rank=4, rank_multi=2)
+    (block,) = [module for module in model.modules() if type(module).__name__ == "BertLayer"][-1:]
+    x = torch.randn(2, 6, WIDTH)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril().expand(2, 1, 6, 6)
+    with pytest.raises(ValueError, match="none of pairs of them"):
+        block(x, attention_mask=causal)
+    alike = torch.tensor([True] * 4 + [False] * 2).expand(2, 1, 6, 6)  # the same for all queries
+    whole = block(x, attention_mask=alike)
+    hidden = whole if isinstance(whole, Tensor) else whole[0]
+    shorter = block(x[:, :4])
+    alone = shorter if isinstance(shorter, Tensor) else shorter[0]
+    torch.testing.assert_close(hidden[:, :4], alone)
+    torch.testing.assert_close(block(x, attention_mask=alike.contiguous())[0], whole[0])
 
 
 def test_decoders_are_refused() -> None:

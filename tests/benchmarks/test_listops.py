@@ -10,8 +10,7 @@ import pytest
 from benchmarks.listops import (
     END_TOKEN,
     FIRST_OPERATOR,
-    MAX_ARGUMENTS,
-    MAX_DEPTH,
+    SPLITS,
     TOKENS,
     distinct_trees,
     evaluate,
@@ -78,8 +77,8 @@ def test_trees_are_drawn_as_published() -> None:
         deepest = max(deepest, depth)
         for token in tree:
             (digits if token < FIRST_OPERATOR else operators)[token] += 1
-    assert set(counts) == set(range(2, MAX_ARGUMENTS + 1))
-    assert deepest == MAX_DEPTH
+    assert set(counts) == set(range(2, 11))
+    assert deepest == 10
     for number in counts.values():
         assert number / counts.total() == pytest.approx(1 / 9, abs=0.02)
     for number in digits.values():
@@ -87,6 +86,29 @@ def test_trees_are_drawn_as_published() -> None:
     del operators[END_TOKEN]
     for number in operators.values():
         assert number / operators.total() == pytest.approx(1 / 4, abs=0.02)
+
+
+def drawn_recursively(random_: random.Random, depth: int = 1) -> list[str]:
+    """The same distribution, written from its description: the words of a tree."""
+    if depth == 10 or random_.random() > 0.25:
+        return [str(random_.randrange(10))]
+    words = [random_.choice(["[MIN", "[MAX", "[MED", "[SM"])]
+    for _ in range(random_.randint(2, 10)):
+        words += drawn_recursively(random_, depth + 1)
+    return [*words, "]"]
+
+
+def test_lengths_are_distributed_as_those_of_a_recursion() -> None:
+    draw, random_ = random.Random(1).random, random.Random(2)
+    ours = [len(tree) for _ in range(20_000) if (tree := generate(draw, longest=10**6)) is not None]
+    theirs = [len(drawn_recursively(random_)) for _ in range(20_000)]
+    for bound in (1, 10, 50, 200, 500, 1000, 2000):
+        share, expected = (sum(length > bound for length in lengths) / 20_000 for lengths in (ours, theirs))
+        assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) * 2 / 20_000) ** 0.5 + 1e-4)
+
+
+def test_the_splits_are_the_published_ones() -> None:
+    assert SPLITS == {"train": 96_000, "validation": 2_000, "test": 2_000}
 
 
 def test_long_trees_are_given_up_early_and_no_others() -> None:

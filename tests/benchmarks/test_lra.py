@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lra import rows_in_order
-from benchmarks.lra_data import TRAINING_FILES, load_image, load_text
-from benchmarks.lra_efficiency import CANONICAL, FUSED, ROWS, Cell, tables
+from benchmarks.lra import Config, main, rows_in_order
+from benchmarks.lra_data import TRAINING_FILES, Penalised, load_image, load_text
+from benchmarks.lra_efficiency import CANONICAL, ROWS, Cell, tables
+from primal_dt.logbook import read_metrics
 
 CPU = torch.device("cpu")
 
@@ -27,7 +28,7 @@ def test_pictures_become_grey_pixels_in_reading_order(tmp_path: Path) -> None:
     assert {name: len(own.labels) for name, own in splits.items()} == {"train": 18, "validation": 2, "test": 3}
     red, green, blue = test[1, 1:].reshape(3, 1024).astype(float)
     expected = np.rint(0.299 * red + 0.587 * green + 0.114 * blue)
-    assert np.array_equal(splits["test"].tokens[1], expected)
+    assert np.array_equal(splits["test"].tokens[1].numpy(), expected)
     assert splits["test"].labels.tolist() == test[:, 0].tolist()
     assert splits["validation"].labels.tolist() == written[-1][-2:, 0].tolist()
     batch = splits["train"].batch([0, 5], CPU)
@@ -59,11 +60,11 @@ def test_reviews_are_bytes(tmp_path: Path) -> None:
     assert {name: len(own.labels) for name, own in splits.items()} == {"train": 18, "validation": 2, "test": 20}
     test = splits["test"]
     assert len(test.tokens[0]) == 4096
-    assert bytes(test.tokens[11]).decode() == "test pos 1 \u00e9"
+    assert bytes(test.tokens[11].tolist()).decode() == "test pos 1 \u00e9"
     assert test.labels.tolist() == [0] * 10 + [1] * 10
     for own in (splits["train"], splits["validation"]):
         for tokens, label in zip(own.tokens, own.labels, strict=True):
-            assert bytes(tokens[6:9]).decode() == ("neg", "pos")[label]
+            assert bytes(tokens[6:9].tolist()).decode() == ("neg", "pos")[label]
     batch = test.batch([1, 0], CPU)
     assert batch.valid is not None
     assert batch.valid.sum(1).tolist() == [len(test.tokens[1]), 4096]
@@ -80,14 +81,76 @@ def test_every_row_comes_once_before_any_comes_again() -> None:
     assert next(rows_in_order(10, 3, seed=0)) == first[0] != next(rows_in_order(10, 3, seed=1))
 
 
+def cells_at(length: int) -> dict[tuple[str, int], Cell]:
+    cells = {(row, length): Cell(row, length, 1.0, 100.0) for row in ROWS}
+    cells[CANONICAL, length] = Cell(CANONICAL, length, 8.0, 2000.0)
+    cells["primalformer", length] = Cell("primalformer", length, 0.5, 100.0)
+    cells["softmax, fused", length] = Cell("softmax, fused", length, float("inf"), float("inf"))
+    return cells
+
+
 def test_the_table_of_costs_compares_with_the_matrix_in_memory_and_with_the_paper() -> None:
-    cells = {(row, 4096): Cell(row, 4096, 1.0, 100.0) for row in ROWS}
-    cells[CANONICAL, 4096] = Cell(CANONICAL, 4096, 8.0, 2000.0)
-    cells["primalformer", 4096] = Cell("primalformer", 4096, 0.5, 100.0)
-    cells[FUSED, 4096] = Cell(FUSED, 4096, float("inf"), float("inf"))
-    text = tables(cells, (4096,), 4)
+    text = tables(cells_at(4096), (4096,), 4)
     assert "| primalformer                  |   16.0 (7.4) |" in text  # 694.8 / 93.6
     assert "| primalformer                  |  20.0 (15.5) |" in text  # 21.24 / 1.37
-    assert "does not fit" in text
+    assert "| primal-plus, matrix in memory |    8.0 (1.9) |" in text  # 694.8 / 367.6
+    assert text.count("| softmax, fused                | does not fit |") == 4  # in every table
     assert "[met] primalformer, 4,096 tokens: 16.0 times as fast" in text
     assert "[met] the fastest at 4,096 tokens is primalformer" in text
+    slower = cells_at(4096) | {("primalformer", 4096): Cell("primalformer", 4096, 2.0, 200.0)}
+    text = tables(slower, (4096,), 4)
+    assert "[MISSED] primalformer, 4,096 tokens: 4.0 times as fast" in text
+    assert "[MISSED] primalformer, 4,096 tokens: 10.0 times less memory" in text
+    assert "[MISSED] the fastest at 4,096 tokens is softmax, weights not dropped" in text
+
+
+def test_without_canonical_attention_nothing_is_said_to_be_met() -> None:
+    cells = cells_at(4096) | {(CANONICAL, 4096): Cell(CANONICAL, 4096, float("inf"), float("inf"))}
+    text = tables(cells, (4096,), 4)
+    assert "inf" not in text.replace("linformer", "")
+    assert "[met]" not in text
+    assert "[not measured] canonical attention does not fit" in text
+
+
+def bright_and_dark(path: Path, number: int) -> None:
+    """Pictures of two classes: dark ones and bright ones."""
+    rows = np.random.default_rng(0).integers(0, 60, (number, 3073)).astype(np.uint8)
+    rows[:, 0] = np.arange(number) % 2
+    rows[:, 1:] += (180 * rows[:, :1]).astype(np.uint8)
+    path.write_bytes(rows.tobytes())
+
+
+def test_training_learns_and_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (*TRAINING_FILES, "test_batch.bin"):
+        bright_and_dark(tmp_path / name, 20)
+    config = Config(
+        task="image",
+        folder=tmp_path,
+        attention=("primalformer",),
+        steps=12,
+        batch_size=8,
+        lr=1e-2,
+        out=tmp_path / "out",
+    )
+    main(config)
+    printed = capsys.readouterr().out
+    assert "primalformer, seed 0: validation 100.00 %, test 100.00 %" in printed
+    assert "| primalformer |         100.0 |   100.0 |        43.0 |" in printed  # the last is the paper's
+    assert "steps: 12 (published: 35,000)" in printed
+    folder = config.run_folder("primalformer", 0)
+    assert [line["step"] for line in read_metrics(folder)] == [12, 12]
+    assert read_metrics(folder)[0]["train/penalty"] > 0
+    main(config)
+    assert f"(from {folder}; --again to train anew)" in capsys.readouterr().out
+
+
+def test_settings_are_the_published_ones_unless_given() -> None:
+    assert Config().penalised("primalformer") == Penalised(20, 0.1)
+    assert Config().penalised("primal-plus") == Penalised(30, 0.05)
+    assert Config(eta=0.0, rank=8).penalised("primal-plus") == Penalised(8, 0.0)
+    assert Config().facts("softmax", 0)["steps"] == 5_000
+    for wrong in ({"steps": 0}, {"batch_size": 0}, {"lengths": ()}, {"seeds": (1, 1)}, {"eta": -0.1}):
+        with pytest.raises(ValueError, match="must"):
+            Config(**wrong)
+    with pytest.raises(ValueError, match="image needs --folder"):
+        Config(task="image")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import train
-from benchmarks.spectrum import Config, explained_at, main, numbers, spectra_of
+from benchmarks import uea
+from benchmarks.spectrum import Config, explained_at, main, names_of, numbers, spectra_of
 from primal_dt.attention import Spectrum
 from tests.envs.files import d4rl_arrays, write_d4rl
 
@@ -55,8 +56,30 @@ def test_the_runs_of_a_decision_transformer_are_found_and_shown(
     assert max(content["runs"][folder.name]["layer 2"][:2]) <= 100 * 4 / 12
 
 
+def test_encoders_of_time_series_are_found_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("aeon")
+    folders = []
+    for schedule in ("cosine", "constant"):
+        config = uea.Config(epochs=1, attention=("primal-plus",), seeds=(0,), schedule=schedule, out=tmp_path)
+        uea.main(config)
+        folders.append(config.run_folder("primal-plus", 0))
+    main(Config(runs=(*folders, tmp_path), sequences=3, out=tmp_path / "out"))
+    assert f"{tmp_path} is left out" in capsys.readouterr().err
+    content = json.loads((tmp_path / "out" / "spectrum.json").read_text())["runs"]
+    assert list(content) == [folder.name for folder in folders]
+    _, test = uea.load("JapaneseVowels", None)
+    assert spectra_of(folders[0], 3)["layer 2"].num_tokens.tolist() == [len(own) for own in test.tokens[:3]]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths() -> None:
+    assert names_of([Path("a/run"), Path("a/other")]) == ["run", "other"]
+    assert names_of([Path("a/run"), Path("b/run")]) == ["a/run", "b/run"]
+
+
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give at least one folder"):
         Config(runs=())
-    with pytest.raises((ValueError, OSError), match=str(tmp_path)):
-        spectra_of(tmp_path, 5)
+    with pytest.raises(ValueError, match=rf"{tmp_path} is not a run"):
+        main(Config(runs=(tmp_path,), out=tmp_path))
+    with pytest.raises(ValueError, match="none of these is a run"):
+        main(Config(runs=(tmp_path, tmp_path / "other"), out=tmp_path))

@@ -1,5 +1,6 @@
 """The UEA benchmark: what it reads, what it trains, what it says."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.uea import Config, Penalised, Split, load, load_encoder, table, train, trained_before
+from benchmarks.classify import kept_scores
+from benchmarks.uea import Config, Penalised, findings, load, load_encoder, main, table, train
 from primal_dt.logbook import read_metrics
 
 pytest.importorskip("aeon")
@@ -49,22 +51,22 @@ def test_series_keep_their_lengths_and_are_standardised_with_the_training_split(
     training, test = load("Toy", tmp_path)
     every = np.concatenate(written, axis=1)
     expected = (test_written[3].T - every.mean(1)) / every.std(1)
-    np.testing.assert_allclose(test.series[3].numpy(), expected, atol=1e-4)
-    together = torch.cat(training.series)
+    np.testing.assert_allclose(test.tokens[3].numpy(), expected, atol=1e-4)
+    together = torch.cat(list(training.tokens))
     torch.testing.assert_close(together.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(together.std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
     assert training.labels.tolist() == [0, 1] * 20
     batch = test.batch([0, 3], torch.device("cpu"))
     assert batch.valid is not None
-    assert batch.valid.sum(1).tolist() == [len(test.series[0]), len(test.series[3])]
+    assert batch.valid.sum(1).tolist() == [len(test.tokens[0]), len(test.tokens[3])]
     assert [len(part.labels) for part in test.batches(8, torch.device("cpu"))] == [8, 8, 8, 6]
 
 
 def test_japanese_vowels_come_with_aeon() -> None:
     training, test = load("JapaneseVowels", None)
-    assert (len(training.series), len(test.series)) == (270, 370)
-    assert training.series[0].shape[1] == 12
-    assert {len(series) for series in (*training.series, *test.series)} <= set(range(7, 30))
+    assert (len(training.tokens), len(test.tokens)) == (270, 370)
+    assert training.tokens[0].shape[1] == 12
+    assert {len(series) for series in (*training.tokens, *test.tokens)} <= set(range(7, 30))
     assert int(training.labels.max()) == 8
 
 
@@ -75,6 +77,14 @@ def test_what_is_missing_is_told(toy: Path) -> None:
         load("Other", toy)
     with pytest.raises(ValueError, match="attention can be softmax"):
         Config(attention=("magic",))
+    with pytest.raises(ValueError, match="attention must name at least one, and each once"):
+        Config(attention=("softmax", "softmax"))
+    with pytest.raises(ValueError, match="seeds must name at least one"):
+        Config(seeds=())
+    with pytest.raises(ValueError, match="eta"):
+        Config(eta=-1.0)
+    with pytest.raises(ValueError, match="--device nonsense cannot be used"):
+        main(Config(device="nonsense", out=toy / "out"))
 
 
 def test_settings_are_the_papers_unless_given_and_keep_their_folders_apart() -> None:
@@ -83,6 +93,11 @@ def test_settings_are_the_papers_unless_given_and_keep_their_folders_apart() -> 
     assert config.penalised("primalformer") == Penalised(40, 0.0, 5)
     assert config.run_folder("primal-plus", 0) != Config(dataset="JapaneseVowels").run_folder("primal-plus", 0)
     assert Config(dataset="Toy", rank=7).penalised("primal-plus") == Penalised(7, 0.1, 10)
+    assert (Config(dataset="PEMS-SF").num_epochs(), Config().num_epochs(), Config(epochs=3).num_epochs()) == (
+        400,
+        100,
+        3,
+    )
 
 
 @pytest.mark.parametrize("attention", ["softmax", "primal-plus"])
@@ -101,10 +116,26 @@ def test_a_toy_is_learnt_and_what_is_saved_says_the_same(toy: Path, attention: s
     assert [line["step"] for line in lines] == [*range(1, 9), 8]
     assert lines[-1]["test/accuracy"] == score
     assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
-    assert trained_before(config, attention, 0) == score
-    assert trained_before(replace(config, lr=2e-3), attention, 0) is None
-    assert trained_before(replace(config, again=True), attention, 0) is None
-    assert trained_before(config, attention, 1) is None
+    assert kept_scores(folder, config.facts(attention, 0)) == {"test": score}
+    for other in (replace(config, lr=2e-3), replace(config, folder=toy.parent), replace(config, schedule="constant")):
+        assert kept_scores(folder, other.facts(attention, 0)) is None
+    assert kept_scores(folder, config.facts(attention, 1)) is None
+
+
+def test_what_was_trained_is_not_trained_again(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config(
+        dataset="Toy", folder=toy, epochs=1, rank=8, rank_multi=1, attention=("primal-plus",), out=toy / "out"
+    )
+    main(replace(config, seeds=(0,)))
+    weights = config.run_folder("primal-plus", 0) / "weights.pt"
+    stamp = weights.stat().st_mtime_ns
+    main(replace(config, seeds=(0, 1)))
+    assert weights.stat().st_mtime_ns == stamp
+    printed = capsys.readouterr().out
+    assert f"(from {weights.parent}; --again to train anew)" in printed
+    assert [entry["seed"] for entry in json.loads((toy / "out" / "Toy.json").read_text())] == [0, 1]
+    main(replace(config, seeds=(0,), again=True))
+    assert weights.stat().st_mtime_ns > stamp
 
 
 def test_labels_that_no_one_has_seen_are_told(toy: Path) -> None:
@@ -114,9 +145,29 @@ def test_labels_that_no_one_has_seen_are_told(toy: Path) -> None:
         load("Toy", toy)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not in the archive's format|has 0 series"),
+        ("nonsense\n", "is not in the archive's format|has 0 series"),
+        (HEADER.replace("@missing false", "@missing true") + "1.0,?,2.0:3.0,4.0,5.0:a\n", "has missing values, in 1"),
+        (
+            HEADER.replace("@classLabel true a b", "@classLabel false") + "1.0,2.0:3.0,4.0\n",
+            "not in the archive's|classes",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_told(toy: Path, content: str, message: str) -> None:
+    (toy / "Toy_TRAIN.ts").write_text(content)
+    with pytest.raises(ValueError, match=rf"(?s){toy}.*({message})"):
+        load("Toy", toy)
+
+
 def test_the_table_has_the_paper_beside_ours() -> None:
     config = Config(dataset="JapaneseVowels", attention=("softmax", "primal-plus"), seeds=(0, 1))
-    text = table(config, {"softmax": [98.0, 99.0], "primal-plus": [97.0, 97.0]})
+    scores = {"softmax": [98.0, 99.0], "primal-plus": [97.0, 97.0]}
+    text = table(config, scores)
     assert "| softmax        |       98.5 ± 0.7 | 98.0 to 99.0 |  98.7 |" in text
     assert "rank 30, eta 0.2, rank_multi 5" in text
-    assert Split([torch.zeros(3, 1), torch.zeros(5, 1)], torch.zeros(2)).longest == 5
+    assert list(findings(config, scores)) == ["* [MISSED] primal-plus: 97.0 % (bar: at least 98.0 %)"]
+    assert list(findings(Config(dataset="Other"), scores)) == []
