@@ -108,15 +108,7 @@ def main() -> int:
     """Parse, evaluate, report; and say what went wrong, if anything did."""
     begin_program()
     try:
-        config = tyro.cli(Config, description=__doc__)
-        check_writable(folder_of(config))
-        evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
-        if evaluated:
-            device = str(choose_device(config.device))
-            table = {f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()}
-            publish(
-                Report.of(evaluated, published=table, facts=facts() | {"device": device}, failures=failures), config
-            )
+        failures = report_on(tyro.cli(Config, description=__doc__))
     except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
@@ -126,6 +118,17 @@ def main() -> int:
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return EXIT_MISTAKE if failures else 0
+
+
+def report_on(config: Config) -> list[str]:
+    """Evaluate what has not been evaluated, and publish the report. Returns what could not be evaluated, and why."""
+    check_writable(folder_of(config))
+    evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
+    if evaluated:
+        device = str(choose_device(config.device))
+        table = {f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()}
+        publish(Report.of(evaluated, published=table, facts=facts() | {"device": device}, failures=failures), config)
+    return failures
 
 
 def evaluate_runs(config: Config) -> tuple[list[Evaluated], list[str]]:

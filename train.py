@@ -34,7 +34,7 @@ from primal_dt.report import Report
 from primal_dt.report_files import write_report_and_plots
 from primal_dt.rollout import Episode, Policy, RolloutError
 from primal_dt.run import Run
-from primal_dt.runs import facts, lock_run, new_run_folder, read_config, write_config
+from primal_dt.runs import facts, lock_run, named_run_folder, new_run_folder, read_config, write_config
 from primal_dt.score import summary_table
 from primal_dt.stopping import StopRequest, catch_signals
 from primal_dt.terminal import begin_program, explain
@@ -192,9 +192,11 @@ def load(config: Config, before: dict[str, Any] | None, processes: Processes) ->
 
 def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
     """A run's folder, with its configuration in it."""
-    folder = new_run_folder(
-        Path(config.run.out), dataset=config.dataset, attention=config.model.attention, seed=config.run.seed
-    )
+    out, run = Path(config.run.out), config.run
+    if run.name is None:
+        folder = new_run_folder(out, dataset=config.dataset, attention=config.model.attention, seed=run.seed)
+    else:
+        folder = named_run_folder(out, run.name)
     content = {
         "task": task_facts(config, dataset),
         "parts": [{"name": part.name, "path": str(part.path.resolve())} for part in dataset.parts],

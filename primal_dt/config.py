@@ -105,6 +105,8 @@ class RunConfig:
     """Folder of a run to continue. All else is as that run had it; only --device can be given besides."""
     out: str = "runs"
     """Folder in which the run makes its own."""
+    name: str | None = None
+    """Name of the run's own folder. If not given: data set, attention, seed and time."""
     log_every_steps: int = 100
     """Steps between two points of the curves."""
     save_every_steps: int = 1_000
@@ -172,6 +174,8 @@ class Config:
             raise ValueError(
                 f"{wrong[0]} ({every[wrong[0]]}) must be a multiple of log_every_steps ({run.log_every_steps})"
             )
+        if run.name is not None and ("/" in run.name or run.name in ("", ".", "..")):
+            raise ValueError(f"name ({run.name!r}) must be the name of a folder, without others before it")
         if evaluation.eval_every_steps and evaluation.eval_episodes < 1:
             raise ValueError(f"eval_episodes ({evaluation.eval_episodes}) must be at least 1")
 

@@ -21,19 +21,31 @@ from primal_dt.files import atomic_write, remove_partial
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["facts", "lock_run", "new_run_folder", "read_config", "write_config"]
+__all__ = [
+    "dataset_label",
+    "facts",
+    "lock_run",
+    "named_run_folder",
+    "new_run_folder",
+    "read_config",
+    "write_config",
+]
 
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "minari")
 Value = TypeVar("Value", bound="DataclassInstance")
 
 
-def new_run_folder(parent: Path, *, dataset: str, attention: str, seed: int) -> Path:
-    """``<dataset>__<attention>__s<seed>__<time>``, a folder that was not there before."""
+def dataset_label(dataset: str) -> str:
+    """What a data set is called in the names of folders."""
     # A file is called by its name, without its folders; a plus sign, a space and the like would need quoting.
     parts = [part.strip() for part in dataset.split("+")]
     parts = [Path(part).stem if part.endswith((".hdf5", ".h5")) else part for part in parts]
-    name = "-and-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.")[-60:] for part in parts)
-    base = f"{name}__{attention}__s{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    return "-and-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.")[-60:] for part in parts)
+
+
+def new_run_folder(parent: Path, *, dataset: str, attention: str, seed: int) -> Path:
+    """``<dataset>__<attention>__s<seed>__<time>``, a folder that was not there before."""
+    base = f"{dataset_label(dataset)}__{attention}__s{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, 1000):
         folder = parent / (base if number == 1 else f"{base}-{number}")
@@ -43,6 +55,20 @@ def new_run_folder(parent: Path, *, dataset: str, attention: str, seed: int) -> 
             continue
         return folder
     raise FileExistsError(f"there are 999 runs named {base} in {parent}")
+
+
+def named_run_folder(parent: Path, name: str) -> Path:
+    """A folder of this name, which was not there before.
+
+    Raises:
+        ValueError: if it was.
+    """
+    folder = parent / name
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ValueError(f"{folder} is there already: give another --name, or go on with --resume {folder}") from error
+    return folder
 
 
 @contextmanager

@@ -24,7 +24,10 @@ TEST_COMMAND = re.search(r"<!-- test command -->\n```sh\n(.*?)```", README, re.D
 # Flags that make a long command short. The command itself is run as the page has it.
 TRAINING = "--steps 20 --log-every-steps 10 --save-every-steps 20 --eval-every-steps 20 --eval-episodes 1 "
 TRAINING += "--spectrum-every-steps 0 --width 16 --context 4"
+SWEEP = f"--attention softmax --seeds 0 --episodes 1 --memory-per-job 0.2 {TRAINING} --eval-every-steps 0"
 SMALL = {
+    "python sweep.py demo": SWEEP,
+    "python sweep.py demo --dry-run": SWEEP,
     "python -m benchmarks.attention": "--lengths 32 --seconds 0.01",
     "python train.py": TRAINING,
     "python train.py paper --dataset hopper-medium-v2 --attention primal-plus --seed 0": TRAINING,

@@ -1,0 +1,125 @@
+"""What a person sees of a sweep: a table that is drawn again and again in a terminal, plain lines elsewhere."""
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TextIO
+
+from envs.jobs import Job, JobRecord
+from primal_dt.table import format_table
+from primal_dt.terminal import SECONDS_BETWEEN_LINES
+
+__all__ = ["SweepView", "counts"]
+
+REDRAW_SECONDS = 2.0
+MOST_ROWS = 20
+
+
+def counts(records: Sequence[JobRecord]) -> str:
+    """``3 queued, 2 running, 1 done, 0 failed``."""
+    number = Counter("running" if record.is_running else record.state for record in records)
+    shown = [f"{number[state]} {state}" for state in ("queued", "running", "done", "failed")]
+    return ", ".join([*shown, *([f"{number['stopped']} stopped"] if number["stopped"] else [])])
+
+
+class SweepView:
+    """How far the jobs of a sweep have come.
+
+    Args:
+        jobs: all of them, also those that were done before.
+        out: where to write.
+    """
+
+    def __init__(self, jobs: Sequence[Job], out: TextIO = sys.stderr) -> None:
+        self._jobs = jobs
+        self._out = out
+        self._is_terminal = out.isatty()
+        self._begin = time.monotonic()
+        self._last_drawn = self._last_line = -1e9
+        self._drawn_lines = 0
+        self._shown: dict[str, tuple[str, int]] = {}
+
+    def poll(self) -> None:
+        """Look at what the jobs have written down, and show it if it is time."""
+        if time.monotonic() - self._last_drawn < REDRAW_SECONDS:
+            return
+        self._last_drawn = time.monotonic()
+        records = {job.name: job.record for job in self._jobs}
+        if self._is_terminal:
+            self._draw(self._table(records).splitlines())
+            return
+        for job in self._jobs:
+            self._report_change(job, records[job.name])
+        if time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self._print(f"{self._clock()}  {counts(list(records.values()))}{self._steps(records)}")
+
+    def end(self, job: Job, record: JobRecord) -> None:
+        """A job is done, or has failed for the last time."""
+        self._last_drawn = -1e9
+        if not self._is_terminal:
+            self._report_change(job, record)
+
+    def close(self) -> None:
+        """Show the last state; what was drawn stays."""
+        self._last_drawn = -1e9
+        self._last_line = -1e9
+        self.poll()
+        self._drawn_lines = 0
+
+    def _table(self, records: dict[str, JobRecord]) -> str:
+        """Those that run, those that failed, then the newest that are done."""
+        order = {"training": 0, "evaluating": 0, "failed": 1, "stopped": 2, "done": 3, "queued": 4}
+        jobs = sorted(self._jobs, key=lambda job: order[records[job.name].state])
+        rows = [self._row(job, records[job.name]) for job in jobs[:MOST_ROWS]]
+        text = f"{self._clock()}  {counts(list(records.values()))}\n\n"
+        text += format_table(["job", "state", "step", "score", "attempts"], rows)
+        return text + (f"\n... and {len(jobs) - MOST_ROWS} more" if len(jobs) > MOST_ROWS else "")
+
+    def _row(self, job: Job, record: JobRecord) -> list[str]:
+        step, score = job.progress()
+        score = score if record.score is None else record.score
+        steps = job.config.optimizer.steps
+        return [
+            job.name,
+            record.state,
+            f"{step:,} of {steps:,}",
+            "" if score is None else f"{score:.1f}",
+            str(record.attempts),
+        ]
+
+    def _draw(self, lines: list[str]) -> None:
+        size = shutil.get_terminal_size()
+        lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        up = f"\x1b[{self._drawn_lines}A" if self._drawn_lines else ""
+        self._out.write(up + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
+        self._out.flush()
+        self._drawn_lines = len(lines)
+
+    def _report_change(self, job: Job, record: JobRecord) -> None:
+        """A line for each change of a job's state."""
+        seen = (record.state, record.attempts)
+        if self._shown.get(job.name, ("queued", 0)) == seen:
+            return
+        self._shown[job.name] = seen
+        text = f"{self._clock()}  {record.state:10s}  {job.name}"
+        if record.is_running:
+            text += f"  on {record.node}" + (f", attempt {record.attempts}" if record.attempts > 1 else "")
+        elif record.state == "done":
+            text += f"  score {record.score:.1f}"
+        elif record.state == "failed":
+            text += f"  {record.errors[-1].strip().splitlines()[-1]}"
+        self._print(text)
+
+    def _steps(self, records: dict[str, JobRecord]) -> str:
+        running = [job for job in self._jobs if records[job.name].is_running]
+        return "".join(f"\n           {job.name}  step {job.progress()[0]:,}" for job in running)
+
+    def _clock(self) -> str:
+        seconds = int(time.monotonic() - self._begin)
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)

@@ -1,0 +1,111 @@
+"""A short trial of a job, to tell how long it will take and how much memory it will need."""
+
+import math
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from envs.episodes import DataError
+from envs.evaluated import Plan, evaluate_trained, open_trained
+from envs.job_process import Programs
+from envs.jobs import Job
+from envs.tasks import ENVIRONMENTS
+from primal_dt.distributed import choose_device
+from primal_dt.logbook import read_metrics
+from primal_dt.report import Evaluated
+
+__all__ = ["Trial", "try_job"]
+
+STEPS, LOG_EVERY_STEPS = 40, 10
+EPISODES = 8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a job takes."""
+
+    steps_per_second: float
+    """Of training; the last points of a short one."""
+    rollout_steps_per_second: float
+    """Of all environments together, in an evaluation."""
+    start_seconds: float
+    """From the command to the first step."""
+    peak_gib: float
+    """Of resident memory."""
+    num_targets: int
+    """That a policy is evaluated with."""
+    episode_limit: int
+    """Steps of the longest episode."""
+
+    def seconds(self, job: Job) -> float:
+        """Of a whole job, if every episode had the most steps that it can have."""
+        config, every = job.config, job.config.evaluation.eval_every_steps
+        evaluations = math.ceil(config.optimizer.steps / every) if every else 0
+        episodes = (evaluations * config.evaluation.eval_episodes + job.episodes) * self.num_targets
+        training = config.optimizer.steps / self.steps_per_second
+        return 2 * self.start_seconds + training + episodes * self.episode_limit / self.rollout_steps_per_second
+
+
+def try_job(job: Job, programs: Programs) -> Trial:
+    """Train it for some steps, evaluate it for some episodes, in a folder that is removed again.
+
+    Raises:
+        DataError: if the programs fail, with what they say.
+    """
+    config = job.config
+    with tempfile.TemporaryDirectory(prefix="primal-dt-trial-") as folder:
+        short = replace(
+            config,
+            optimizer=replace(config.optimizer, steps=STEPS),
+            evaluation=replace(config.evaluation, eval_every_steps=0),
+            run=replace(
+                config.run,
+                out=folder,
+                log_every_steps=LOG_EVERY_STEPS,
+                save_every_steps=STEPS,
+                spectrum_every_steps=0,
+            ),
+        )
+        small = replace(job, config=short, episodes=EPISODES)
+        seconds, peak = _timed(small.training_command(programs.train), small, programs, Path(folder) / "output")
+        rate = float(read_metrics(small.folder)[-1]["train/steps_per_second"])
+        rolling, evaluated = _rolled_out(small)
+    limit = ENVIRONMENTS[evaluated.environment].episode_limit
+    return Trial(
+        steps_per_second=rate,
+        rollout_steps_per_second=sum(episode.length for episode in evaluated.episodes) / rolling,
+        start_seconds=max(seconds - STEPS / rate, 0.0),
+        peak_gib=peak,
+        num_targets=len(evaluated.summaries()),
+        episode_limit=limit,
+    )
+
+
+def _rolled_out(job: Job) -> tuple[float, Evaluated]:
+    """Seconds of some episodes, and what they gave."""
+    trained = open_trained(job.folder)
+    plan = Plan((), EPISODES, seed=0, num_environments=2 * EPISODES, num_workers=0, fresh=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.config.run.threads or threads)
+    try:
+        begin = time.monotonic()
+        evaluated = evaluate_trained(trained, plan, mode="window", device=choose_device(job.config.run.device))
+        return time.monotonic() - begin, evaluated
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _timed(command: list[str], job: Job, programs: Programs, output: Path) -> tuple[float, float]:
+    """Seconds and GiB of a program."""
+    begin = time.monotonic()
+    with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=job.environment(programs.variables))
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise DataError(f"a trial of {job.name} failed: {output.with_suffix('.err').read_text().strip()}")
+    return time.monotonic() - begin, usage.ru_maxrss / 2**20

@@ -1,0 +1,262 @@
+"""Train and evaluate a grid of runs, on this machine or on a Ray cluster, and report on all of them.
+
+python sweep.py demo runs a small one. Others: table4 and table7 of the paper, and grid, which is what the flags say:
+python sweep.py grid --datasets primal/hopper/medium-v0 --attention primal-plus softmax --seeds 0 1 2. Every flag of
+train.py that is not varied can be given besides, and counts for all runs. The same command again goes on with what is
+unfinished, and does nothing twice.
+"""
+
+if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from filelock import FileLock, Timeout
+
+import evaluate
+import train
+from envs.cache import CACHE_VARIABLE, cache_folder
+from envs.cluster import Resources, connected, require_room, run_jobs
+from envs.episodes import DataError
+from envs.job_process import Programs
+from envs.jobs import Job, JobRecord
+from envs.sweep_view import SweepView, counts
+from envs.sweeps import SWEEPS, Grid, fingerprint_of, jobs_of
+from envs.trial import Trial, try_job
+from primal_dt.checkpoint import CheckpointError
+from primal_dt.config import Attention
+from primal_dt.config import Config as Training
+from primal_dt.files import check_writable
+from primal_dt.table import format_table
+from primal_dt.terminal import begin_program, explain
+
+EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
+VARIED = ("--dataset", "--seed", "--name", "--resume", "--threads", "--out", "--device")
+"""Flags of ``train.py`` that a sweep gives by itself."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to run, and where."""
+
+    sweep: Annotated[Literal["demo", "table4", "table7", "grid"], tyro.conf.Positional] = "demo"
+    """demo: small, minutes; table4, table7: the paper's, for a cluster; grid: what the flags say."""
+    preset: Literal["quick", "paper"] | None = None
+    """Of train.py. If not given: the sweep's; quick for grid."""
+    datasets: tuple[str, ...] = ()
+    """Names or paths, as for train.py. If not given: the sweep's."""
+    attention: tuple[Attention, ...] = ()
+    """Attention stacks. If not given: the sweep's."""
+    seeds: tuple[int, ...] = ()
+    """Of the trainings. If not given: the sweep's."""
+    rank: tuple[int, ...] = ()
+    """Of primal layers. If not given: the sweep's, or the paper's for each task."""
+    eta: tuple[float, ...] = ()
+    """Weights of the KSVD penalty. If not given: the preset's."""
+    episodes: int | None = None
+    """Of the evaluation that follows a training, for each target. If not given: the sweep's."""
+    cpus_per_job: float = 1.0
+    """Cores that a job is given, and threads that it uses. A fraction shares a core."""
+    gpus_per_job: float = 0.0
+    """GPUs that a job is given; a fraction shares one. Without any it trains on the CPU."""
+    memory_per_job: float = 1.5
+    """GiB that a job is given. --dry-run measures what it needs."""
+    retries: int = 2
+    """How often a job that fails, or whose machine dies, is tried again."""
+    address: str | None = None
+    """Of a running Ray cluster, such as auto or 10.0.0.1:6379. If not given: this machine."""
+    out: Path = Path("runs/sweep")
+    """Folder of all runs. On a cluster: on a path that all nodes share, as are PRIMAL_DT_CACHE and data sets."""
+    dry_run: bool = False
+    """Show the jobs, what they ask for, and how long they will take by a short trial; run nothing."""
+
+    def __post_init__(self) -> None:
+        least = {"cpus_per_job": self.cpus_per_job, "memory_per_job": self.memory_per_job}
+        for name, value in least.items():
+            if not value > 0:
+                raise ValueError(f"{name} ({value}) must be above 0")
+        if self.gpus_per_job < 0 or self.retries < 0 or (self.episodes is not None and self.episodes < 1):
+            raise ValueError("gpus_per_job and retries must not be negative, episodes must be at least 1")
+
+    @property
+    def grid(self) -> Grid:
+        """The sweep, with what the flags change."""
+        grid = SWEEPS[self.sweep]
+        return replace(
+            grid,
+            preset=self.preset or grid.preset,
+            datasets=self.datasets or grid.datasets,
+            attention=self.attention or grid.attention,
+            seeds=self.seeds or grid.seeds,
+            ranks=self.rank or grid.ranks,
+            etas=self.eta or grid.etas,
+            episodes=self.episodes or grid.episodes,
+        )
+
+    @property
+    def resources(self) -> Resources:
+        """Of a job."""
+        return Resources(self.cpus_per_job, self.gpus_per_job, self.memory_per_job)
+
+
+def main() -> int:
+    """Parse, run, report; and say what went wrong, if anything did."""
+    begin_program()
+    try:
+        config, jobs = parse(sys.argv[1:])
+        if config.dry_run:
+            show_plan(config, jobs)
+            return 0
+        return sweep(config, jobs)
+    except (DataError, CheckpointError, ValueError, OSError) as error:
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        again = shlex.join(["python", *sys.argv])
+        print(f"stopped; what was done is kept. To go on: {again}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
+    """The sweep and its jobs. Flags that it does not know are those of ``train.py``, for all runs."""
+    config, rest = tyro.cli(Config, args=arguments, description=__doc__, return_unknown_args=True)
+    if wrong := [word for word in rest if word.partition("=")[0] in VARIED]:
+        raise ValueError(f"{wrong[0]} is not for a sweep, which gives it to each run: see python sweep.py --help")
+    check_writable(config.out)
+    grid = config.grid
+    base, _ = train.parse([grid.preset, *grid.flags, *rest])
+    jobs = jobs_of(
+        grid,
+        base,
+        out=config.out,
+        threads=config.resources.threads,
+        device="cuda" if config.gpus_per_job else "cpu",
+        fingerprint=fingerprint_or_nothing if config.dry_run else fingerprint_of,
+    )
+    return config, jobs
+
+
+def fingerprint_or_nothing(dataset: str, base: Training) -> str:
+    """For a plan: a data set that cannot be had is told, and its jobs are shown all the same."""
+    try:
+        return fingerprint_of(dataset, base)
+    except DataError as error:
+        print(f"{dataset} cannot be had here: {error}", file=sys.stderr)
+        return ""
+
+
+def programs() -> Programs:
+    """The scripts beside this one, and where the data is."""
+    here = Path(__file__).resolve().parent
+    variables = {CACHE_VARIABLE: str(cache_folder().parent.resolve())}
+    if folder := os.environ.get("MINARI_DATASETS_PATH"):
+        variables["MINARI_DATASETS_PATH"] = str(Path(folder).resolve())
+    return Programs(here / "train.py", here / "evaluate.py", variables)
+
+
+def sweep(config: Config, jobs: list[Job]) -> int:
+    """Run what is not done, then report on all that is."""
+    todo = [job for job in jobs if job.record.state != "done"]
+    print(f"{len(jobs)} jobs in {config.out}, {len(jobs) - len(todo)} of them done before")
+    print(f"watch them: {shlex.join(['tensorboard', '--logdir', str(config.out)])}", flush=True)
+    failed = run(config, jobs, todo) if todo else {}
+    done = [job for job in jobs if job.record.state == "done"]
+    if done:
+        evaluation = evaluate.Config(
+            runs=tuple(job.folder for job in done),
+            episodes=done[0].episodes,
+            device="cpu",
+            out=config.out / "report",
+        )
+        evaluate.report_on(evaluation)
+    for name, record in failed.items():
+        print(f"\nerror: {name} failed {record.attempts} times; the last time:\n{record.errors[-1]}", file=sys.stderr)
+    return EXIT_FAILED_JOBS if failed else 0
+
+
+def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
+    """Run jobs on a cluster. Returns those that failed."""
+    with locked(config.out), connected(config.address):
+        require_room(config.resources)
+        for job in todo:
+            job.note(state="queued")
+        view = SweepView(jobs)
+        try:
+            ended = run_jobs(
+                todo,
+                programs(),
+                config.resources,
+                retries=config.retries,
+                on_poll=view.poll,
+                on_end=view.end,
+            )
+        finally:
+            view.close()
+    return {name: record for name, record in ended.items() if record.state != "done"}
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Have a sweep's folder for oneself."""
+    try:
+        with FileLock(out / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(f"another sweep is running in {out}: wait for it, or give another --out") from error
+
+
+def show_plan(config: Config, jobs: list[Job]) -> None:
+    """The jobs, what they ask for, and an estimate from a short trial of each kind."""
+    resources = config.resources
+    asked = (
+        f"{resources.cpus:g} cores ({resources.threads} threads), {resources.gpus:g} GPUs, {resources.memory_gib:g} GiB"
+    )
+    summary = f"{len(jobs)} jobs ({counts([job.record for job in jobs])}); each asks for {asked}"
+    trials: dict[str, Trial] = {}
+    for job in jobs:
+        attention = job.config.model.attention
+        if attention not in trials:
+            print(f"trying {attention} for some steps", file=sys.stderr)
+            try:
+                trials[attention] = try_job(job, programs())
+            except DataError as error:
+                print(format_table(["job", "state"], [[job.name, job.record.state] for job in jobs]))
+                print(f"\n{summary}\nno estimate of the time: {error}")
+                return
+    left = [estimate(job, trials[job.config.model.attention]) for job in jobs]
+    rows = [
+        [job.name, job.record.state, f"{job.progress()[0]:,}", f"{seconds / 60:,.1f}"]
+        for job, seconds in zip(jobs, left, strict=True)
+    ]
+    print(f"{format_table(['job', 'state', 'step', 'minutes left, at most'], rows)}\n\n{summary}\n")
+    rows = [
+        [name, f"{trial.steps_per_second:.1f}", f"{trial.rollout_steps_per_second:,.0f}", f"{trial.peak_gib:.2f}"]
+        for name, trial in trials.items()
+    ]
+    print(format_table(["trial", "training steps/s", "rollout steps/s", "peak GiB"], rows))
+    slots = max(1, min(len(jobs), int((os.cpu_count() or 1) / resources.cpus)))
+    minutes = sum(left) / slots / 60
+    long = f"{minutes / 60:,.1f} hours" if minutes >= 100 else f"{minutes:.1f} minutes"
+    print(f"\nestimate: {long} on this machine, {slots} jobs at a time, if every episode were as long as can be")
+
+
+def estimate(job: Job, trial: Trial) -> float:
+    """Seconds that are left of a job, at most."""
+    if job.record.state == "done":
+        return 0.0
+    done = job.progress()[0] / job.config.optimizer.steps
+    return trial.seconds(job) * (1 - done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
