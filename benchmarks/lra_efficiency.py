@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,21 +109,31 @@ Cells = Mapping[tuple[str, int], Cell]
 """(row, length) -> what was measured."""
 
 
+def measure_length(
+    rows: Iterable[str], length: int, *, batch_size: int, seconds: float, device: torch.device
+) -> Iterator[Cell]:
+    """The cells of some rows at one length."""
+    memory: dict[str, float] = {}
+    for row in tqdm(rows, desc=f"memory, {length:,} tokens", leave=False, disable=None):
+        try:
+            memory[row] = run_alone(memory_of, row, length, batch_size, str(device))
+        except MemoryError:
+            memory[row] = math.inf
+    fit = [row for row, peak in memory.items() if math.isfinite(peak)]
+    took = run_alone(seconds_of, fit, length, batch_size, seconds, str(device), for_memory=False)
+    for row, peak in memory.items():
+        yield Cell(row, length, took.get(row, math.inf), peak)
+
+
 def report_efficiency(
     *, lengths: tuple[int, ...], batch_size: int, seconds: float, device: torch.device, out: Path
 ) -> None:
     """Measure, print, save."""
-    cells = {}
-    for length in lengths:
-        memory: dict[str, float] = {}
-        for row in tqdm(ROWS, desc=f"memory, {length:,} tokens", leave=False, disable=None):
-            try:
-                memory[row] = run_alone(memory_of, row, length, batch_size, str(device))
-            except MemoryError:
-                continue
-        took = run_alone(seconds_of, list(memory), length, batch_size, seconds, str(device), for_memory=False)
-        for row in ROWS:
-            cells[row, length] = Cell(row, length, took.get(row, math.inf), memory.get(row, math.inf))
+    cells = {
+        (cell.row, length): cell
+        for length in lengths
+        for cell in measure_length(ROWS, length, batch_size=batch_size, seconds=seconds, device=device)
+    }
     print(tables(cells, lengths, batch_size))
     with atomic_write(out / "efficiency.json") as file:
         content: dict[str, Any] = {

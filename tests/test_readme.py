@@ -37,7 +37,7 @@ SMALL = {
     "python -m benchmarks.roofline": "--widths 16 --contexts 4",
     "python -m benchmarks.rollout": "--envs 1 2 --seconds 0.01 --width 16 --context 4",
     "python -m benchmarks.uea --dataset JapaneseVowels --attention primal-plus --seeds 0 1 2": "--epochs 1 --seeds 0",
-    "python -m benchmarks.lra --efficiency": "--lengths 32 --efficiency-seconds 0.01",
+    "python -m benchmarks.scale": "--sweep table7 --seconds 0.01",
     "python -m benchmarks.spectrum runs/*": "--sequences 4",
     "python evaluate.py runs/*": "--episodes 1",
     "python evaluate.py --policy random --task hopper": "--episodes 2",

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.classify import Losses
 from benchmarks.lra import Config, main, rows_in_order
 from benchmarks.lra_data import TRAINING_FILES, Penalised, load_image, load_text
-from benchmarks.lra_efficiency import CANONICAL, ROWS, Cell, tables
+from benchmarks.lra_efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
 from primal_dt.logbook import read_metrics
 
 CPU = torch.device("cpu")
@@ -102,6 +103,23 @@ def test_the_table_of_costs_compares_with_the_matrix_in_memory_and_with_the_pape
     assert "[MISSED] primalformer, 4,096 tokens: 4.0 times as fast" in text
     assert "[MISSED] primalformer, 4,096 tokens: 10.0 times less memory" in text
     assert "[MISSED] the fastest at 4,096 tokens is softmax, weights not dropped" in text
+
+
+@pytest.mark.parametrize("row", list(ROWS))
+def test_every_row_of_the_table_is_a_training_step_of_its_stack(row: str) -> None:
+    losses = make_step(row, 96, 2, CPU)()
+    assert isinstance(losses, Losses)
+    assert bool(losses.total.isfinite())
+    assert bool(losses.penalty > 0) == row.startswith("primal")  # there is a J, and it counts
+
+
+def test_memory_and_seconds_are_measured_in_processes_of_their_own() -> None:
+    rows = [CANONICAL, "primalformer"]
+    canonical, primal = measure_length(rows, 512, batch_size=1, seconds=0.01, device=CPU)
+    assert (canonical.row, primal.row) == tuple(rows)
+    assert canonical.fits
+    assert primal.fits
+    assert primal.memory_mib < canonical.memory_mib  # without the matrix, already at this length
 
 
 def test_without_canonical_attention_nothing_is_said_to_be_met() -> None:
