@@ -79,6 +79,19 @@ def test_a_softmax_layer_of_ours_gives_what_torch_gives() -> None:
     assert penalty() == 0  # softmax has no J
 
 
+def test_a_replaced_layer_takes_both_kinds_of_padding_masks() -> None:
+    """Encoders of torch make their masks numbers; who calls the attention itself may give booleans."""
+    encoder = torch_encoder().eval()
+    replace_attention(encoder, rank=4, rank_multi=2)
+    attention = encoder.layers[2].self_attn
+    x, padding = padded()
+    minus_infinity = torch.zeros(padding.shape).masked_fill(padding, float("-inf"))
+    hidden, weights = attention(x, x, x, key_padding_mask=padding)
+    torch.testing.assert_close(hidden, attention(x, x, x, key_padding_mask=minus_infinity)[0])
+    torch.testing.assert_close(hidden[1, :4], attention(*[x[1:2, :4]] * 3)[0][0])
+    assert weights is None
+
+
 def test_the_penalty_is_the_mean_square_of_the_objectives() -> None:
     encoder = torch_encoder()
     penalty = replace_attention(encoder, layers=range(3), rank=4, rank_multi=2)
