@@ -122,7 +122,7 @@ def main(config: Config) -> None:
     for gpu in GPUS:
         hours = gpu_hours(steps, jobs, training, gpu, config)
         cores = core_hours / hours
-        rows.append([gpu.name, f"{hours:,.0f}", *(f"{hours / number:,.1f}" for number in config.gpus), f"{cores:.0f}"])
+        rows.append([gpu.name, f"{hours:,.0f}", *(f"{hours / number:,.1f}" for number in config.gpus), f"{cores:.1f}"])
     header = ["", "GPU hours", *(f"hours on {number}" for number in config.gpus), "cores per GPU for evaluation"]
     print(format_table(header, rows))
     millions = statistics.mean(step.num_parameters for step in steps.values()) / 1e6
