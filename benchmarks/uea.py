@@ -4,7 +4,8 @@ Settings are the paper's: 2 layers, width 512, 8 heads, RAdam at 1e-3, batches o
 rank and eta for each data set; but the learning rate falls along a cosine (--schedule constant is the paper's). The
 encoder is not the published code's, which is post-norm and gives all positions together to its classifier: here blocks
 are pre-norm, an MLP is as wide as the model, and the classifier sees the mean over real steps. Series are standardised
-with the training split; the test split is looked at once, after the last epoch: nothing is chosen on it.
+with the training split; the test split is looked at once, after the last epoch. (How the schedule came to be the
+default: docs/results.md.)
 """
 
 import json
