@@ -22,6 +22,7 @@ __all__ = [
     "Sequences",
     "accuracy",
     "keep",
+    "keep_scores",
     "kept_encoder",
     "kept_scores",
     "spread",
@@ -127,11 +128,15 @@ def keep(folder: Path, model: Encoder, facts: Mapping[str, Any], scores: Mapping
         facts: all that it depends on.
         scores: split -> accuracy.
     """
-    content = {"facts": facts, "shape": asdict(model.shape), "scores": scores}
     with atomic_write(folder / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
-    with atomic_write(folder / FACTS) as file:  # last: where it is, all is
-        file.write(json.dumps(content, indent=1).encode())
+    keep_scores(folder, facts, scores, shape=asdict(model.shape))  # last: where they are, all is
+
+
+def keep_scores(folder: Path, facts: Mapping[str, Any], scores: Mapping[str, float], **more: Any) -> None:
+    """Write down what a training came to, without what it learnt."""
+    with atomic_write(folder / FACTS) as file:
+        file.write(json.dumps({"facts": facts, **more, "scores": scores}, indent=1).encode())
 
 
 def kept_scores(folder: Path, facts: Mapping[str, Any]) -> dict[str, float] | None:

@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +66,9 @@ EPOCHS = {"PEMS-SF": 400}
 """Data set -> epochs in the paper, where they are not 100."""
 BARS = {"JapaneseVowels": 98.0}
 """Data set -> what Primal.+ and PrimalFormer should reach on average."""
+Schedule = Literal["constant", "cosine"]
+SCHEDULES: dict[str, Schedule] = {}
+"""Data set -> what ``python -m benchmarks.uea_schedule`` chose."""
 USUAL_BATCH, USUAL_RATE, USUAL_EPOCHS = 16, 1e-3, 100
 
 
@@ -86,8 +90,8 @@ class Config:
     """Series of an update."""
     lr: float = USUAL_RATE
     """Learning rate of RAdam, at the beginning."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """What it does then. The paper's is constant, at which the loss of a run that has converged can jump up again."""
+    schedule: Schedule | None = None
+    """What it does then. If not given: what cross-validation chose for the data set, or constant, as in the paper."""
     rank: int | None = None
     """Directions of Primal-Attention. If not given: the paper's for the data set, or 30."""
     eta: float | None = None
@@ -113,6 +117,14 @@ class Config:
         """Passes over the training split."""
         return EPOCHS.get(self.dataset, USUAL_EPOCHS) if self.epochs is None else self.epochs
 
+    def usual_schedule(self) -> Schedule:
+        """Of the data set."""
+        return SCHEDULES.get(self.dataset, "constant")
+
+    def learning_rate(self) -> Schedule:
+        """What the learning rate does."""
+        return self.usual_schedule() if self.schedule is None else self.schedule
+
     def penalised(self, attention: str) -> Penalised:
         """What Primal-Attention is told in a stack."""
         given = {name: getattr(self, name) for name in ("rank", "eta", "rank_multi")}
@@ -128,7 +140,7 @@ class Config:
             "epochs": self.num_epochs(),
             "batch_size": self.batch_size,
             "lr": self.lr,
-            "schedule": self.schedule,
+            "schedule": self.learning_rate(),
             "device": self.device,
             "attention": attention,
             "seed": seed,
@@ -143,7 +155,7 @@ class Config:
         usual = {"epochs": EPOCHS.get(self.dataset, USUAL_EPOCHS), "batch": USUAL_BATCH, "lr": USUAL_RATE}
         own = {"epochs": self.num_epochs(), "batch": self.batch_size, "lr": self.lr}
         settings += [f"{name}{own[name]:g}" for name in own if own[name] != usual[name]]
-        settings += [self.schedule] if self.schedule != "cosine" else []
+        settings += [self.learning_rate()] if self.learning_rate() != self.usual_schedule() else []
         return self.out / "__".join([self.dataset, attention, *settings, f"s{seed}"])
 
 
@@ -153,23 +165,38 @@ def load(dataset: str, folder: Path | None) -> tuple[Sequences, Sequences]:
     Raises:
         ValueError: if the files are not there, not of this format, not of one archive, or have missing values.
     """
-    raw = [_read(dataset, folder, split) for split in ("train", "test")]
-    (train_series, train_labels), (test_series, test_labels) = raw
-    classes = {name: number for number, name in enumerate(sorted(set(train_labels)))}
-    if unknown := set(test_labels) - set(classes):
+    training, test = (read_split(dataset, folder, split) for split in ("train", "test"))
+    if unknown := set(test.labels) - set(training.labels):
         raise ValueError(f"the test split of {dataset} has classes that the training split has not: {sorted(unknown)}")
-    every = np.concatenate(train_series, axis=1)  # (channels, steps of all)
+    return standardised(training, test)
+
+
+@dataclass(frozen=True)
+class Series:
+    """As they are in the archive."""
+
+    values: Sequence[np.ndarray]
+    """(channels, steps) each."""
+    labels: Sequence[str]
+    """The names of their classes."""
+
+
+def standardised(training: Series, other: Series) -> tuple[Sequences, Sequences]:
+    """Both, scaled channel by channel with the former, classes as numbers."""
+    classes = {name: number for number, name in enumerate(sorted({*training.labels, *other.labels}))}
+    every = np.concatenate(training.values, axis=1)  # (channels, steps of all)
     mean, deviation = every.mean(1), every.std(1) + 1e-8
 
-    def split(series: Sequence[np.ndarray], labels: Sequence[str]) -> Sequences:
-        scaled = [((one.T - mean) / deviation).astype(np.float32) for one in series]
-        return Sequences([torch.from_numpy(one) for one in scaled], torch.tensor([classes[name] for name in labels]))
+    def scaled(series: Series) -> Sequences:
+        values = [((one.T - mean) / deviation).astype(np.float32) for one in series.values]
+        labels = torch.tensor([classes[name] for name in series.labels])
+        return Sequences([torch.from_numpy(one) for one in values], labels)
 
-    return split(train_series, train_labels), split(test_series, test_labels)
+    return scaled(training), scaled(other)
 
 
-def _read(dataset: str, folder: Path | None, split: str) -> tuple[list[np.ndarray], list[str]]:
-    """Series (channels, steps) of one split, and the names of their classes."""
+def read_split(dataset: str, folder: Path | None, split: str) -> Series:
+    """The training split (``train``) or the test split (``test``)."""
     try:
         from aeon.datasets import load_from_ts_file, load_japanese_vowels
     except ImportError as error:
@@ -181,7 +208,7 @@ def _read(dataset: str, folder: Path | None, split: str) -> tuple[list[np.ndarra
             names = f"{dataset}_TRAIN.ts and {dataset}_TEST.ts"
             raise ValueError(f"{dataset} does not come with aeon: give --folder, with {names} in it")
         series, labels = load_japanese_vowels(split=split)
-        return [np.asarray(one) for one in series], list(labels)
+        return Series([np.asarray(one) for one in series], list(labels))
     path = folder / f"{dataset}_{split.upper()}.ts"
     if not path.is_file():
         raise ValueError(f"there is no {path}: the archive's files are NAME_TRAIN.ts and NAME_TEST.ts")
@@ -193,30 +220,53 @@ def _read(dataset: str, folder: Path | None, split: str) -> tuple[list[np.ndarra
         raise ValueError(f"{path} has {len(series)} series and {len(labels)} classes: it must have as many of both")
     if missing := [number for number, one in enumerate(series) if not np.isfinite(one).all()]:
         raise ValueError(f"{path} has missing values, in {len(missing)} series, the first of them number {missing[0]}")
-    return [np.asarray(one) for one in series], list(labels)
+    return Series([np.asarray(one) for one in series], list(labels))
 
 
 def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences]) -> float:
     """Train one classifier and return its test accuracy in percent."""
-    training, test = splits
+    folder = config.run_folder(attention, seed)
+    with closing(logbook_of(config, attention, folder)) as logbook:
+        model = fit(config, attention, seed, splits, logbook)
+        score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
+        logbook.write(config.num_epochs(), {"test/accuracy": score})
+    keep(folder, model, config.facts(attention, seed), {"test": score})
+    return score
+
+
+def logbook_of(config: Config, attention: str, folder: Path) -> Logbook:
+    """The curves of a training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Logbook(folder, texts={"settings": settings(attention, config.penalised(attention))})
+
+
+def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], logbook: Logbook) -> Encoder:
+    """Train one classifier.
+
+    Args:
+        config: settings.
+        attention: the stack.
+        seed: of weights, batches and dropout.
+        splits: what it learns from, and what it will be asked for; only the number of steps and classes counts there.
+        logbook: for its curves.
+    """
+    training, asked = splits
     told, device = config.penalised(attention), torch.device(config.device)
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     shape = EncoderShape(
-        num_classes=int(training.labels.max()) + 1,
-        max_length=max(training.longest, test.longest),
+        num_classes=int(torch.cat([training.labels, asked.labels]).max()) + 1,
+        max_length=max(training.longest, asked.longest),
         attention=attention,
         options={"primal": {"rank": told.rank, "rank_multi": told.rank_multi}},
     )
     model = Encoder(nn.Linear(training.tokens[0].shape[1], shape.width), shape).to(device)
     number, epochs = len(training.tokens), config.num_epochs()
     optimizer = torch.optim.RAdam(model.parameters(), lr=config.lr)
+    falls = config.learning_rate() == "cosine"
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: 1.0 if config.schedule == "constant" else (1 + math.cos(math.pi * done / epochs)) / 2
+        optimizer, lambda done: (1 + math.cos(math.pi * done / epochs)) / 2 if falls else 1.0
     )
-    folder = config.run_folder(attention, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    logbook = Logbook(folder, texts={"settings": settings(attention, told)})
     for epoch in tqdm(range(1, epochs + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
         rows = torch.randperm(number, generator=order).tolist()
         batches = training.batches(config.batch_size, device, rows)
@@ -225,11 +275,7 @@ def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Se
         loss, penalty, correct = torch.stack(losses).mean(0).tolist()
         curves = {"train/loss": loss, "train/accuracy": 100 * correct * len(losses) / number}
         logbook.write(epoch, curves | ({"train/penalty": penalty} if attention in PENALISED else {}))
-    score = accuracy(model, test.batches(TEST_BATCH, device))
-    logbook.write(epochs, {"test/accuracy": score})
-    logbook.close()
-    keep(folder, model, config.facts(attention, seed), {"test": score})
-    return score
+    return model
 
 
 def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabelledBatch]:

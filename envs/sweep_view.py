@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from envs.jobs import Job, JobRecord
-from primal_dt.table import format_table
 from primal_dt.terminal import SECONDS_BETWEEN_LINES
 
 __all__ = ["SweepView", "counts"]
 
 REDRAW_SECONDS = 2.0
-MOST_ROWS = 20
+LEAST_ROWS, OTHER_LINES = 3, 5
+"""Of the table in a terminal: jobs, and all else."""
 
 
 def counts(records: Sequence[JobRecord]) -> str:
@@ -70,25 +70,28 @@ class SweepView:
         self._drawn_lines = 0
 
     def _table(self, records: dict[str, JobRecord]) -> str:
-        """Those that run, those that failed, then the newest that are done."""
+        """As many jobs as there is room for, those that run first; of a long name, its end."""
         order = {"training": 0, "evaluating": 0, "failed": 1, "stopped": 2, "done": 3, "queued": 4}
         jobs = sorted(self._jobs, key=lambda job: order[records[job.name].state])
-        rows = [self._row(job, records[job.name]) for job in jobs[:MOST_ROWS]]
-        text = f"{self._clock()}  {counts(list(records.values()))}\n\n"
-        text += format_table(["job", "state", "step", "score", "attempts"], rows)
-        return text + (f"\n... and {len(jobs) - MOST_ROWS} more" if len(jobs) > MOST_ROWS else "")
+        size = shutil.get_terminal_size()
+        room = max(LEAST_ROWS, size.lines - OTHER_LINES)
+        header = ("state", f"step of {jobs[0].config.optimizer.steps:,}", "score", "job")
+        rows = [header, *(self._row(job, records[job.name]) for job in jobs[:room])]
+        first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
+        lines = [f"{self._clock()}  {counts(list(records.values()))}", ""]
+        for state, step, score, job in rows:
+            line = f"{state:{first}}  {step:>{second}}  {score:>{third}}  "
+            left = max(size.columns - 1 - len(line), 2)
+            lines.append(line + (job if len(job) <= left else f"…{job[1 - left :]}"))
+        lines += [f"... and {len(jobs) - room} more"] if len(jobs) > room else []
+        return "\n".join(lines)
 
-    def _row(self, job: Job, record: JobRecord) -> list[str]:
+    def _row(self, job: Job, record: JobRecord) -> tuple[str, str, str, str]:
         step, score = job.progress()
         score = score if record.score is None else record.score
-        steps = job.config.optimizer.steps
-        return [
-            job.name,
-            record.state,
-            f"{step:,} of {steps:,}",
-            "" if score is None else f"{score:.1f}",
-            str(record.attempts),
-        ]
+        again = f", attempt {record.attempts}" if record.attempts > 1 else ""
+        name = job.name.removesuffix(f"__{job.identity}")
+        return record.state + again, f"{step:,}", "" if score is None else f"{score:.1f}", name
 
     def _draw(self, lines: list[str]) -> None:
         size = shutil.get_terminal_size()

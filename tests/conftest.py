@@ -28,7 +28,7 @@ def group_of(path: Path) -> str:
     name = path.stem.removeprefix("test_")
     if parts[0] in ("attention", "benchmarks"):
         return parts[0]
-    if name in ("jobs", "sweep"):
+    if name in ("jobs", "sweep", "sweep_view"):
         return "sweeps"
     if name == "readme":
         return "README and docs"

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import uea_schedule
 from benchmarks.classify import kept_scores
-from benchmarks.uea import Config, Penalised, findings, load, load_encoder, main, table, train
+from benchmarks.uea import Config, Penalised, findings, load, load_encoder, main, read_split, table, train
 from primal_dt.logbook import read_metrics
 
 pytest.importorskip("aeon")
@@ -117,7 +118,7 @@ def test_a_toy_is_learnt_and_what_is_saved_says_the_same(toy: Path, attention: s
     assert lines[-1]["test/accuracy"] == score
     assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
     assert kept_scores(folder, config.facts(attention, 0)) == {"test": score}
-    for other in (replace(config, lr=2e-3), replace(config, folder=toy.parent), replace(config, schedule="constant")):
+    for other in (replace(config, lr=2e-3), replace(config, folder=toy.parent), replace(config, schedule="cosine")):
         assert kept_scores(folder, other.facts(attention, 0)) is None
     assert kept_scores(folder, config.facts(attention, 1)) is None
 
@@ -171,3 +172,66 @@ def test_the_table_has_the_paper_beside_ours() -> None:
     assert "rank 30, eta 0.2, rank_multi 5" in text
     assert list(findings(config, scores)) == ["* [MISSED] primal-plus: 97.0 % (bar: at least 98.0 %)"]
     assert list(findings(Config(dataset="Other"), scores)) == []
+
+
+def test_folds_are_a_partition_with_their_share_of_each_class() -> None:
+    labels = ["a"] * 7 + ["b"] * 11 + ["c"] * 2
+    folds = uea_schedule.deal(labels, 3, seed=0)
+    assert sorted(row for fold in folds for row in fold) == list(range(20))
+    for name in "abc":
+        counts = [sum(labels[row] == name for row in fold) for fold in folds]
+        assert max(counts) - min(counts) <= 1
+    assert uea_schedule.deal(labels, 3, seed=0) == folds != uea_schedule.deal(labels, 3, seed=1)
+
+
+def test_a_fold_that_is_held_out_has_no_part_in_the_scale(toy: Path) -> None:
+    training = read_split("Toy", toy, "train")
+    training.values[5][:] += 1e6
+    others, held = uea_schedule.hold_out(training, [5, 8])
+    together = torch.cat(list(others.tokens))
+    assert (len(others.tokens), len(held.tokens)) == (38, 2)
+    torch.testing.assert_close(together.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(together.std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
+    assert float(held.tokens[0].min()) > 1e4
+    assert held.labels.tolist() == [1, 0]
+
+
+def test_a_schedule_is_chosen_by_all_stacks_and_a_draw_goes_to_the_papers() -> None:
+    scores: uea_schedule.Scores = {("softmax", "constant"): [90.0, 92.0], ("softmax", "cosine"): [80.0, 80.0]}
+    scores |= {("primal-plus", "constant"): [50.0, 50.0], ("primal-plus", "cosine"): [61.0, 61.0]}
+    assert uea_schedule.choice(scores) == "constant"  # 70.5 both
+    scores["primal-plus", "cosine"] = [61.0, 61.1]
+    assert uea_schedule.choice(scores) == "cosine"
+    assert "| mean of all      |      70.50 |      70.53 |" in uea_schedule.table(
+        uea_schedule.Search(dataset="Toy", attention=("softmax", "primal-plus")), scores
+    )
+
+
+def test_schedules_are_compared_without_the_test_split(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy / "Toy_TEST.ts").unlink()
+    search = uea_schedule.Search(
+        dataset="Toy", folder=toy, attention=("softmax",), seeds=(3,), folds=2, epochs=3, out=toy / "out"
+    )
+    uea_schedule.main(search)
+    printed = capsys.readouterr().out
+    losses = {}
+    for schedule in ("constant", "cosine"):
+        lines = read_metrics(toy / "out" / f"Toy__softmax__{schedule}__fold1of2__s3")
+        losses[schedule] = [line["train/loss"] for line in lines if "train/loss" in line]
+        assert f"softmax, {schedule}, seed 3, fold 1 of 2: {lines[-1]['held-out/accuracy']:.1f} %" in printed
+    assert losses["constant"][0] == losses["cosine"][0]  # the rate falls after the first epoch
+    assert losses["constant"][1] != losses["cosine"][1]
+    saved = json.loads((toy / "out" / "Toy.json").read_text())
+    assert [len(entry["scores"]) for entry in saved["held_out_accuracy"]] == [2, 2]
+    stamps = {path: path.stat().st_mtime_ns for path in toy.glob("out/*/metrics.jsonl")}
+    assert len(stamps) == 4
+    uea_schedule.main(search)
+    assert capsys.readouterr().out == printed
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_folds_that_cannot_be_dealt_are_told(toy: Path) -> None:
+    with pytest.raises(ValueError, match=r"folds \(1\) must be at least 2"):
+        uea_schedule.Search(folds=1)
+    with pytest.raises(ValueError, match=r"folds \(41\) must not be more than the 40 training series"):
+        uea_schedule.main(uea_schedule.Search(dataset="Toy", folder=toy, folds=41, out=toy / "out"))
