@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -72,11 +73,25 @@ class Logbook:
             if name not in ("step", "time"):
                 self._writer.add_scalar(name, value, line["step"], walltime=line["time"])
 
-    def finish(self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str]) -> None:
-        """Fill the table of hyper-parameters; ``scores`` are the names of the curves whose ends it shows."""
+    def finish(
+        self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str], *, first: Iterable[str] = ()
+    ) -> None:
+        """Fill the table of hyper-parameters.
+
+        Args:
+            hyper_parameters: name -> value.
+            scores: the names of the curves whose ends it shows.
+            first: the names of the hyper-parameters that it shows before the others.
+        """
         # SummaryWriter.add_hparams would add the scores to the curves, at step 0. The table finds them by their names.
+        experiment, *session = hparams(dict(hyper_parameters), dict.fromkeys(scores, 0.0))
+        plugin = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(plugin.content)
+        for info in content.experiment.hparam_infos:
+            info.differs = info.name in set(first)  # TensorBoard sorts by this, then by the name
+        plugin.content = content.SerializeToString()
         writer = self._writer._get_file_writer()
-        for summary in hparams(dict(hyper_parameters), dict.fromkeys(scores, 0.0)):
+        for summary in (experiment, *session):
             writer.add_summary(summary)
 
     def close(self) -> None:

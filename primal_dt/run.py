@@ -22,6 +22,8 @@ from primal_dt.trainer import Trainer
 __all__ = ["Run"]
 
 Evaluate = Callable[[Policy], list[Episode]]
+COMPARED = ("dataset", "attention", "seed", "rank", "eta")
+"""Hyper-parameters in which runs that are compared usually differ."""
 
 
 class Run:
@@ -92,7 +94,7 @@ class Run:
             if not self._pending and self.trainer.step != self.saved_step:
                 self._save()
             if self.trainer.step == self.config.optimizer.steps and not self._pending:
-                self._logbook.finish(_flat(asdict(self.config)), self._names_of_scores())
+                self._logbook.finish(_flat(asdict(self.config)), self._names_of_scores(), first=COMPARED)
         finally:
             self._progress.close()
             self._logbook.close()
@@ -156,8 +158,9 @@ class Run:
         self.saved_step = self.trainer.step
 
     def _names_of_scores(self) -> list[str]:
-        """From the record, since the last evaluation may have been in an earlier process."""
-        return [name for name in read_metrics(self.folder)[-1] if name.startswith(("eval/", "train/action_mse"))]
+        """The headline first. From the record, since the last evaluation may have been in an earlier process."""
+        names = [name for name in read_metrics(self.folder)[-1] if name.startswith(("eval/", "train/action_mse"))]
+        return sorted(names, key=lambda name: (name != HEADLINE, name))
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str | float | bool]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from primal_dt.logbook import Logbook, read_metrics
 
@@ -42,10 +43,18 @@ def test_going_on_forgets_what_came_after(tmp_path: Path) -> None:
 def test_hyper_parameters_are_in_the_table(tmp_path: Path) -> None:
     logbook = Logbook(tmp_path, texts={"config": "all of it"})
     logbook.write(1, {"eval/normalized_return": 5.0})
-    logbook.finish({"lr": 0.1, "attention": "softmax", "bf16": False}, ["eval/normalized_return"])
+    logbook.finish({"attention": "softmax", "bf16": False, "lr": 0.1}, ["eval/normalized_return"], first=["lr", "seed"])
     logbook.close()
     assert curves(tmp_path) == {"eval/normalized_return": [(1, 5.0)]}  # the table adds nothing to the curves
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     summaries = events.summary_metadata
     assert {"_hparams_/session_start_info", "config/text_summary"} <= set(summaries)
+    content = summaries["_hparams_/experiment"].plugin_data.content
+    experiment = HParamsPluginData.FromString(content).experiment
+    assert {info.name: info.differs for info in experiment.hparam_infos} == {
+        "attention": False,
+        "bf16": False,
+        "lr": True,
+    }
+    assert [info.name.tag for info in experiment.metric_infos] == ["eval/normalized_return"]
