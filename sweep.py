@@ -2,8 +2,8 @@
 
 python sweep.py demo runs a small one. Others: table4 and table7 of the paper, and grid, which is what the flags say:
 python sweep.py grid --datasets primal/hopper/medium-v0 --attention primal-plus softmax --seeds 0 1 2. Every flag of
-train.py that is not varied can be given besides, and counts for all runs. The same command again goes on with what is
-unfinished, and does nothing twice.
+train.py that is not varied (python train.py quick --help) can be given besides, and counts for all runs. The same
+command again goes on with what is unfinished, and does nothing twice.
 """
 
 if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
@@ -11,8 +11,8 @@ if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,13 +26,14 @@ from filelock import FileLock, Timeout
 import evaluate
 import train
 from envs.cache import CACHE_VARIABLE, cache_folder
-from envs.cluster import Resources, connected, require_room, run_jobs
+from envs.cluster import Resources, connected, nodes, require_cluster, require_room, run_jobs
 from envs.episodes import DataError
 from envs.job_process import Programs
 from envs.jobs import Job, JobRecord
+from envs.minari_data import minari_folder
 from envs.sweep_view import SweepView, counts
-from envs.sweeps import SWEEPS, Grid, fingerprint_of, jobs_of
-from envs.trial import Trial, try_job
+from envs.sweeps import SWEEPS, Grid, fingerprint_of, jobs_of, must_download, stand_in
+from envs.trial import Trial, this_machine, try_job
 from primal_dt.checkpoint import CheckpointError
 from primal_dt.config import Attention
 from primal_dt.config import Config as Training
@@ -41,8 +42,15 @@ from primal_dt.table import format_table
 from primal_dt.terminal import begin_program, explain
 
 EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
-VARIED = ("--dataset", "--seed", "--name", "--resume", "--threads", "--out", "--device")
-"""Flags of ``train.py`` that a sweep gives by itself."""
+INSTEAD = {
+    "--dataset": "give --datasets",
+    "--seed": "give --seeds",
+    "--threads": "give --cpus-per-job",
+    "--device": "give --gpus-per-job",
+    "--name": "each run has a name of its own",
+    "--resume": "the same command goes on with what is unfinished",
+}
+"""Flags of ``train.py`` that a sweep gives to each run by itself -> what a person can do."""
 
 
 @dataclass(frozen=True)
@@ -53,40 +61,46 @@ class Config:
     """demo: small, minutes; table4, table7: the paper's, for a cluster; grid: what the flags say."""
     preset: Literal["quick", "paper"] | None = None
     """Of train.py. If not given: the sweep's; quick for grid."""
-    datasets: tuple[str, ...] = ()
+    datasets: tuple[str, ...] | None = None
     """Names or paths, as for train.py. If not given: the sweep's."""
-    attention: tuple[Attention, ...] = ()
+    attention: tuple[Attention, ...] | None = None
     """Attention stacks. If not given: the sweep's."""
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] | None = None
     """Of the trainings. If not given: the sweep's."""
-    rank: tuple[int, ...] = ()
+    rank: tuple[int, ...] | None = None
     """Of primal layers. If not given: the sweep's, or the paper's for each task."""
-    eta: tuple[float, ...] = ()
+    eta: tuple[float, ...] | None = None
     """Weights of the KSVD penalty. If not given: the preset's."""
     episodes: int | None = None
     """Of the evaluation that follows a training, for each target. If not given: the sweep's."""
     cpus_per_job: float = 1.0
     """Cores that a job is given, and threads that it uses. A fraction shares a core."""
     gpus_per_job: float = 0.0
-    """GPUs that a job is given; a fraction shares one. Without any it trains on the CPU."""
+    """Of a GPU, that a job is given: a fraction shares one, 1 is all of it. Without any it trains on the CPU."""
     memory_per_job: float = 1.5
     """GiB that a job is given. --dry-run measures what it needs."""
     retries: int = 2
-    """How often a job that fails, or whose machine dies, is tried again."""
+    """How often a job that fails is tried again. One whose machine dies is sent elsewhere, as long as it gets on."""
     address: str | None = None
     """Of a running Ray cluster, such as auto or 10.0.0.1:6379. If not given: this machine."""
     out: Path = Path("runs/sweep")
-    """Folder of all runs. On a cluster: on a path that all nodes share, as are PRIMAL_DT_CACHE and data sets."""
+    """Folder of all runs. On a cluster: on a path that all nodes share, as PRIMAL_DT_CACHE and MINARI_DATASETS_PATH."""
     dry_run: bool = False
-    """Show the jobs, what they ask for, and how long they will take by a short trial; run nothing."""
+    """Show the jobs, what they ask for, and how long they will take by a short trial; download nothing, run nothing."""
 
     def __post_init__(self) -> None:
-        least = {"cpus_per_job": self.cpus_per_job, "memory_per_job": self.memory_per_job}
-        for name, value in least.items():
-            if not value > 0:
-                raise ValueError(f"{name} ({value}) must be above 0")
-        if self.gpus_per_job < 0 or self.retries < 0 or (self.episodes is not None and self.episodes < 1):
-            raise ValueError("gpus_per_job and retries must not be negative, episodes must be at least 1")
+        for name in ("datasets", "attention", "seeds", "rank", "eta"):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} is empty: give at least one, or leave --{name} out for the sweep's own")
+        for name in ("cpus_per_job", "memory_per_job"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be above 0")
+        if not 0 <= self.gpus_per_job <= 1:
+            raise ValueError(f"gpus_per_job ({self.gpus_per_job}) must be from 0 to 1: a run trains on one GPU")
+        if self.retries < 0:
+            raise ValueError(f"retries ({self.retries}) must not be negative")
+        if self.episodes is not None and self.episodes < 1:
+            raise ValueError(f"episodes ({self.episodes}) must be at least 1")
 
     @property
     def grid(self) -> Grid:
@@ -129,48 +143,57 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
     """The sweep and its jobs. Flags that it does not know are those of ``train.py``, for all runs."""
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments = ["demo", *arguments]
     config, rest = tyro.cli(Config, args=arguments, description=__doc__, return_unknown_args=True)
-    if wrong := [word for word in rest if word.partition("=")[0] in VARIED]:
-        raise ValueError(f"{wrong[0]} is not for a sweep, which gives it to each run: see python sweep.py --help")
+    if wrong := [word for word in rest if word.partition("=")[0] in INSTEAD]:
+        name = wrong[0].partition("=")[0]
+        raise ValueError(f"{name} is not for a sweep, which gives it to each run: {INSTEAD[name]}")
+    if wrong := [word for word in rest if word in SWEEPS]:
+        raise ValueError(f"the sweep's name comes first: python sweep.py {wrong[0]} ...")
+    if not config.dry_run:
+        require_cluster(config.address)
     check_writable(config.out)
     grid = config.grid
-    base, _ = train.parse([grid.preset, *grid.flags, *rest])
+    base, _ = train.parse([grid.preset, *grid.flags, *rest], program="train.py")
     jobs = jobs_of(
         grid,
         base,
         out=config.out,
         threads=config.resources.threads,
         device="cuda" if config.gpus_per_job else "cpu",
-        fingerprint=fingerprint_or_nothing if config.dry_run else fingerprint_of,
+        fingerprint=fingerprint_unless_far if config.dry_run else fingerprint_of,
     )
     return config, jobs
 
 
-def fingerprint_or_nothing(dataset: str, base: Training) -> str:
-    """For a plan: a data set that cannot be had is told, and its jobs are shown all the same."""
-    try:
+def fingerprint_unless_far(dataset: str, base: Training) -> str:
+    """For a plan: data that would have to be downloaded is told, and its jobs are shown all the same."""
+    if not must_download(dataset):
         return fingerprint_of(dataset, base)
-    except DataError as error:
-        print(f"{dataset} cannot be had here: {error}", file=sys.stderr)
-        return ""
+    print(f"{dataset} is not here yet: the sweep would download it first", file=sys.stderr)
+    return ""
 
 
 def programs() -> Programs:
     """The scripts beside this one, and where the data is."""
     here = Path(__file__).resolve().parent
-    variables = {CACHE_VARIABLE: str(cache_folder().parent.resolve())}
-    if folder := os.environ.get("MINARI_DATASETS_PATH"):
-        variables["MINARI_DATASETS_PATH"] = str(Path(folder).resolve())
+    variables = {
+        CACHE_VARIABLE: str(cache_folder().parent.resolve()),
+        "MINARI_DATASETS_PATH": str(minari_folder().resolve()),
+    }
     return Programs(here / "train.py", here / "evaluate.py", variables)
 
 
 def sweep(config: Config, jobs: list[Job]) -> int:
     """Run what is not done, then report on all that is."""
     todo = [job for job in jobs if job.record.state != "done"]
+    require_as_begun(todo, config.resources.threads)
     print(f"{len(jobs)} jobs in {config.out}, {len(jobs) - len(todo)} of them done before")
     print(f"watch them: {shlex.join(['tensorboard', '--logdir', str(config.out)])}", flush=True)
     failed = run(config, jobs, todo) if todo else {}
     done = [job for job in jobs if job.record.state == "done"]
+    problems: list[str] = []
     if done:
         evaluation = evaluate.Config(
             runs=tuple(job.folder for job in done),
@@ -178,15 +201,36 @@ def sweep(config: Config, jobs: list[Job]) -> int:
             device="cpu",
             out=config.out / "report",
         )
-        evaluate.report_on(evaluation)
+        problems = evaluate.report_on(evaluation)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
     for name, record in failed.items():
-        print(f"\nerror: {name} failed {record.attempts} times; the last time:\n{record.errors[-1]}", file=sys.stderr)
-    return EXIT_FAILED_JOBS if failed else 0
+        print(f"\nerror: {name} has failed, {len(record.errors)} times so far; the last time:", file=sys.stderr)
+        print(record.errors[-1], file=sys.stderr)
+    return EXIT_FAILED_JOBS if failed or problems else 0
+
+
+def require_as_begun(jobs: Sequence[Job], threads: int) -> None:
+    """Refuse to go on with runs on other threads or another device: they would not end as they would have.
+
+    Raises:
+        ValueError: if a run was begun otherwise.
+    """
+    for job in jobs:
+        asked = (threads, job.config.run.device)
+        if (begun := job.begun_with or asked) != asked:
+            raise ValueError(
+                f"{job.name} was begun with {begun[0]} threads on {begun[1]}, and is asked for with {asked[0]} on "
+                f"{asked[1]}, which would change its result: give the same --cpus-per-job and --gpus-per-job, or "
+                "another --out"
+            )
 
 
 def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
     """Run jobs on a cluster. Returns those that failed."""
     with locked(config.out), connected(config.address):
+        for number in (signal.SIGTERM, signal.SIGHUP):  # Ray's own handlers would kill the jobs
+            signal.signal(number, signal.default_int_handler)
         require_room(config.resources)
         for job in todo:
             job.note(state="queued")
@@ -199,6 +243,7 @@ def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, J
                 retries=config.retries,
                 on_poll=view.poll,
                 on_end=view.end,
+                on_wait=view.wait,
             )
         finally:
             view.close()
@@ -218,22 +263,14 @@ def locked(out: Path) -> Iterator[None]:
 def show_plan(config: Config, jobs: list[Job]) -> None:
     """The jobs, what they ask for, and an estimate from a short trial of each kind."""
     resources = config.resources
-    asked = (
-        f"{resources.cpus:g} cores ({resources.threads} threads), {resources.gpus:g} GPUs, {resources.memory_gib:g} GiB"
-    )
-    summary = f"{len(jobs)} jobs ({counts([job.record for job in jobs])}); each asks for {asked}"
-    trials: dict[str, Trial] = {}
-    for job in jobs:
-        attention = job.config.model.attention
-        if attention not in trials:
-            print(f"trying {attention} for some steps", file=sys.stderr)
-            try:
-                trials[attention] = try_job(job, programs())
-            except DataError as error:
-                print(format_table(["job", "state"], [[job.name, job.record.state] for job in jobs]))
-                print(f"\n{summary}\nno estimate of the time: {error}")
-                return
-    left = [estimate(job, trials[job.config.model.attention]) for job in jobs]
+    summary = f"{len(jobs)} jobs ({counts([job.record for job in jobs])}); each asks for {resources}"
+    summary += f", and runs on {resources.threads} threads"
+    trials, missing = try_kinds(jobs)
+    if missing:
+        print(format_table(["job", "state"], [[job.name, job.record.state] for job in jobs]))
+        print(f"\n{summary}\nno estimate of the time: {missing}")
+        return
+    left = [estimate(job, trials[kind_of(job)]) for job in jobs]
     rows = [
         [job.name, job.record.state, f"{job.progress()[0]:,}", f"{seconds / 60:,.1f}"]
         for job, seconds in zip(jobs, left, strict=True)
@@ -244,10 +281,44 @@ def show_plan(config: Config, jobs: list[Job]) -> None:
         for name, trial in trials.items()
     ]
     print(format_table(["trial", "training steps/s", "rollout steps/s", "peak GiB"], rows))
-    slots = max(1, min(len(jobs), int((os.cpu_count() or 1) / resources.cpus)))
-    minutes = sum(left) / slots / 60
+    where, slots = places(config)
+    minutes = sum(left) / max(1, min(len(jobs), slots)) / 60
     long = f"{minutes / 60:,.1f} hours" if minutes >= 100 else f"{minutes:.1f} minutes"
-    print(f"\nestimate: {long} on this machine, {slots} jobs at a time, if every episode were as long as can be")
+    print(
+        f"\nestimate: {long} on {where}, {slots} jobs at a time, if every one is as fast as a trial that has this "
+        "machine for itself, and every episode as long as can be"
+    )
+
+
+def kind_of(job: Job) -> str:
+    """Jobs that take as long as one another."""
+    model = job.config.model
+    return model.attention if model.rank is None else f"{model.attention}, rank {model.rank}"
+
+
+def try_kinds(jobs: Sequence[Job]) -> tuple[dict[str, Trial], str]:
+    """A trial of each kind, on its first data set, or on what stands in for it here; or why there is none."""
+    trials: dict[str, Trial] = {}
+    for job in jobs:
+        kind = kind_of(job)
+        if kind in trials:
+            continue
+        try:
+            dataset = stand_in(job.config.dataset)
+            print(f"trying {kind} for some steps on {dataset}", file=sys.stderr)
+            trials[kind] = try_job(replace(job, config=replace(job.config, dataset=dataset)), programs())
+        except DataError as error:
+            return {}, str(error)
+    return trials, ""
+
+
+def places(config: Config) -> tuple[str, int]:
+    """Where jobs would run, and how many at a time."""
+    if config.address is None:
+        return "this machine", this_machine().room_for(config.resources)
+    with connected(config.address):
+        there = nodes()
+    return f"the {len(there)} nodes of the cluster", sum(node.room_for(config.resources) for node in there)
 
 
 def estimate(job: Job, trial: Trial) -> float:

@@ -59,15 +59,16 @@ def main() -> int:
         return EXIT_INTERRUPTED
 
 
-def parse(arguments: list[str]) -> tuple[Config, dict[str, Any] | None]:
+def parse(arguments: list[str], *, program: str | None = None) -> tuple[Config, dict[str, Any] | None]:
     """The configuration: a preset (``quick`` if none is named), changed by flags; or that of the run to continue.
 
-    In the latter case also all else that the run wrote down at its beginning.
+    In the latter case also all else that the run wrote down at its beginning. Messages call the program as it was
+    called, if they are not told otherwise.
     """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["quick", *arguments]
     config = tyro.extras.overridable_config_cli(
-        PRESETS, args=arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,)
+        PRESETS, prog=program, args=arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,)
     )
     if config.run.resume is None:
         check_writable(Path(config.run.out))

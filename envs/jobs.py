@@ -9,27 +9,29 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from primal_dt.checkpoint import CheckpointFolder
 from primal_dt.config import PRESETS, Config
 from primal_dt.files import atomic_write
 from primal_dt.logbook import read_metrics
+from primal_dt.runs import dataset_label, read_config
 from primal_dt.scalars import HEADLINE
 
 __all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
 
 State = Literal["queued", "training", "evaluating", "done", "failed", "stopped"]
-WHERE_AND_HOW = ("out", "name", "resume", "device", "threads")
-"""What a configuration says of where it runs: no part of what is run."""
+WHERE_AND_HOW = ("out", "name", "resume", "device", "threads", "save_every_steps")
+"""What a configuration says of where it runs and of what it keeps: no part of what is run."""
 
 
 def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
-    """The same for two jobs if and only if they are one experiment.
+    """The same for two jobs if they are one experiment, wherever they run and wherever the data is.
 
     Args:
         config: of the training.
         fingerprint: of the data's content.
         episodes: of the evaluation, for each target.
     """
-    content = asdict(config)
+    content = asdict(config) | {"dataset": dataset_label(config.dataset)}
     for name in WHERE_AND_HOW:
         del content["run"][name]
     content |= {"fingerprint": fingerprint, "episodes": episodes}
@@ -115,12 +117,28 @@ class Job:
 
     @property
     def record(self) -> JobRecord:
-        """What is known of it."""
+        """What is known of it. What it has trained counts as long as it is there."""
         try:
             content = json.loads(self._record_path.read_text())
-            return JobRecord(**content | {"errors": tuple(content["errors"])})
+            record = JobRecord(**content | {"errors": tuple(content["errors"])})
         except (FileNotFoundError, json.JSONDecodeError, TypeError, KeyError):
             return JobRecord(self.identity)
+        if record.is_trained and not self._last_checkpoint.exists():
+            return replace(record, state="queued", is_trained=False, score=None)
+        return record
+
+    @property
+    def _last_checkpoint(self) -> Path:
+        return CheckpointFolder(self.folder / "checkpoints").path(self.config.optimizer.steps)
+
+    @property
+    def begun_with(self) -> tuple[int, str] | None:
+        """Threads and device of its run, if there is one to go on with."""
+        try:
+            config, content = read_config(self.folder)
+            return int(content["threads"]), config.run.device
+        except (ValueError, KeyError):  # there is none, or not one that can be read: its programs will say so
+            return None
 
     def write(self, record: JobRecord) -> JobRecord:
         """Write it down, and return it."""
@@ -147,11 +165,11 @@ class Job:
     def evaluation_command(self, script: Path) -> list[str]:
         """Run the episodes that have not been run, and print the report as JSON.
 
-        On a CPU, wherever it was trained: there an episode does not depend on how many run beside it.
+        On a CPU, wherever it was trained: there an episode does not depend on how many run beside it. In one process,
+        which has as many threads as the job has asked for.
         """
-        flags = ["--episodes", str(self.episodes), "--device", "cpu", "--out", str(self.folder / "report"), "--json"]
-        workers = ["--workers", "0"] if self.config.run.threads == 1 else []
-        return [sys.executable, str(script), str(self.folder), *flags, *workers]
+        flags = ["--device", "cpu", "--workers", "0", "--out", str(self.folder / "report"), "--json"]
+        return [sys.executable, str(script), str(self.folder), "--episodes", str(self.episodes), *flags]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Of its programs: no more threads than it has asked for, and the data where the sweep has put it."""

@@ -39,6 +39,7 @@ class SweepView:
         self._begin = time.monotonic()
         self._last_drawn = self._last_line = -1e9
         self._drawn_lines = 0
+        self._why = ""
         self._shown: dict[str, tuple[str, int]] = {}
 
     def poll(self) -> None:
@@ -46,6 +47,20 @@ class SweepView:
         if time.monotonic() - self._last_drawn < REDRAW_SECONDS:
             return
         self._last_drawn = time.monotonic()
+        try:
+            self._show()
+        except BrokenPipeError:  # nobody reads it any more
+            raise
+        except OSError:  # shared file systems have such moments: the next look may succeed
+            return
+
+    def wait(self, why: str) -> None:
+        """Say why no job runs; or ``""``, since one does."""
+        if why and why != self._why and not self._is_terminal:
+            self._print(f"{self._clock()}  {why}")
+        self._why = why
+
+    def _show(self) -> None:
         records = {job.name: job.record for job in self._jobs}
         if self._is_terminal:
             self._draw(self._table(records).splitlines())
@@ -78,7 +93,7 @@ class SweepView:
         header = ("state", f"step of {jobs[0].config.optimizer.steps:,}", "score", "job")
         rows = [header, *(self._row(job, records[job.name]) for job in jobs[:room])]
         first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
-        lines = [f"{self._clock()}  {counts(list(records.values()))}", ""]
+        lines = [f"{self._clock()}  {counts(list(records.values()))}", self._why]
         for state, step, score, job in rows:
             line = f"{state:{first}}  {step:>{second}}  {score:>{third}}  "
             left = max(size.columns - 1 - len(line), 2)
@@ -117,8 +132,12 @@ class SweepView:
         self._print(text)
 
     def _steps(self, records: dict[str, JobRecord]) -> str:
-        running = [job for job in self._jobs if records[job.name].is_running]
-        return "".join(f"\n           {job.name}  step {job.progress()[0]:,}" for job in running)
+        text = ""
+        for job in self._jobs:
+            if records[job.name].is_running:
+                step, score = job.progress()
+                text += f"\n           {job.name}  step {step:,}" + ("" if score is None else f", score {score:.1f}")
+        return text
 
     def _clock(self) -> str:
         seconds = int(time.monotonic() - self._begin)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from envs.datasets import load_dataset
+from envs.episodes import DataError
 from envs.jobs import Job, identity_of
-from envs.tasks import ENVIRONMENTS, DatasetName
-from primal_dt.config import Config
+from envs.sources import find_here
+from envs.tasks import ENVIRONMENTS, DatasetName, parse_name
+from primal_dt.config import PRESETS, Config
 from primal_dt.model import ATTENTION_STACKS
 from primal_dt.runs import dataset_label
 
-__all__ = ["SWEEPS", "Grid", "fingerprint_of", "jobs_of"]
+__all__ = ["SWEEPS", "Grid", "fingerprint_of", "jobs_of", "must_download", "stand_in"]
 
 TABLE_4_TIERS = ("medium-expert", "medium", "medium-replay")
 
@@ -92,6 +94,29 @@ def fingerprint_of(dataset: str, base: Config) -> str:
     return load_dataset(dataset, env_id=base.env_id, mix_versions=base.mix_versions).store.fingerprint
 
 
+def must_download(dataset: str) -> bool:
+    """Whether a part of a data set is neither here nor built in."""
+    for name in [dataset] if Path(dataset).exists() else [part.strip() for part in dataset.split("+")]:
+        known = parse_name(name)
+        if find_here(name) is None and (known is None or known.source != "primal"):
+            return True
+    return False
+
+
+def stand_in(dataset: str) -> str:
+    """For a trial: the data set, or built-in data of its environment if it would have to be downloaded.
+
+    Raises:
+        DataError: if it is of an environment that nothing is known of.
+    """
+    if not must_download(dataset):
+        return dataset
+    known = parse_name(dataset.partition("+")[0].strip())
+    if known is None:
+        raise DataError(f"{dataset} is not here, and there is no built-in data of its kind")
+    return str(DatasetName("primal", known.environment, "medium-expert"))
+
+
 def jobs_of(
     grid: Grid, base: Config, *, out: Path, threads: int, device: str, fingerprint: Callable[[str, Config], str]
 ) -> list[Job]:
@@ -120,19 +145,19 @@ def jobs_of(
         run = replace(base.run, seed=point["seed"], out=str(out.resolve()), threads=threads, device=device)
         config = replace(base, dataset=dataset, model=model, run=run)
         identity = identity_of(config, fingerprint=fingerprints[dataset], episodes=grid.episodes)
-        name = f"{_label(config, grid)}__s{point['seed']}__{identity}"
+        name = f"{_label(config, PRESETS[grid.preset][1])}__s{point['seed']}__{identity}"
         jobs.setdefault(
             identity, Job(replace(config, run=replace(run, name=name)), grid.preset, identity, grid.episodes)
         )
     return list(jobs.values())
 
 
-def _label(config: Config, grid: Grid) -> str:
-    """For people: what sets a run apart from the others of its sweep."""
+def _label(config: Config, preset: Config) -> str:
+    """For people. It depends on the job alone: in a larger grid the same job has the same name."""
     parts = [dataset_label(config.dataset), config.model.attention]
-    if len(grid.ranks) > 1 and config.model.rank is not None:
+    if config.model.rank != preset.model.rank:
         parts.append(f"rank{config.model.rank}")
-    if len(grid.etas) > 1:
+    if config.model.eta != preset.model.eta:
         parts.append(f"eta{config.model.eta:g}")
     return "__".join(parts)
 

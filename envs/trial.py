@@ -3,6 +3,7 @@
 import math
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -10,16 +11,16 @@ from pathlib import Path
 
 import torch
 
+from envs.cluster import Resources
 from envs.episodes import DataError
 from envs.evaluated import Plan, evaluate_trained, open_trained
 from envs.job_process import Programs
 from envs.jobs import Job
 from envs.tasks import ENVIRONMENTS
-from primal_dt.distributed import choose_device
 from primal_dt.logbook import read_metrics
 from primal_dt.report import Evaluated
 
-__all__ = ["Trial", "try_job"]
+__all__ = ["Trial", "this_machine", "try_job"]
 
 STEPS, LOG_EVERY_STEPS = 40, 10
 EPISODES = 8
@@ -49,6 +50,12 @@ class Trial:
         episodes = (evaluations * config.evaluation.eval_episodes + job.episodes) * self.num_targets
         training = config.optimizer.steps / self.steps_per_second
         return 2 * self.start_seconds + training + episodes * self.episode_limit / self.rollout_steps_per_second
+
+
+def this_machine() -> Resources:
+    """What it has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Resources(os.cpu_count() or 1, torch.cuda.device_count(), memory)
 
 
 def try_job(job: Job, programs: Programs) -> Trial:
@@ -94,7 +101,7 @@ def _rolled_out(job: Job) -> tuple[float, Evaluated]:
     torch.set_num_threads(job.config.run.threads or threads)
     try:
         begin = time.monotonic()
-        evaluated = evaluate_trained(trained, plan, mode="window", device=choose_device(job.config.run.device))
+        evaluated = evaluate_trained(trained, plan, mode="window", device=torch.device("cpu"))
         return time.monotonic() - begin, evaluated
     finally:
         torch.set_num_threads(threads)
@@ -108,4 +115,5 @@ def _timed(command: list[str], job: Job, programs: Programs, output: Path) -> tu
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise DataError(f"a trial of {job.name} failed: {output.with_suffix('.err').read_text().strip()}")
-    return time.monotonic() - begin, usage.ru_maxrss / 2**20
+    kibibytes = usage.ru_maxrss / (1024 if sys.platform == "darwin" else 1)  # bytes there
+    return time.monotonic() - begin, kibibytes / 2**20

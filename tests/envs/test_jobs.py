@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 import train
+from envs import cluster
+from envs.cluster import Resources
 from envs.job_process import Programs, run_job
 from envs.jobs import WHERE_AND_HOW, Job, flags_of, identity_of
 from envs.published import TABLE_4
@@ -75,6 +78,8 @@ def test_a_jobs_identity_is_all_that_makes_its_result(path: tuple[str, ...]) -> 
     assert same == (path[0] == "run" and path[1] in WHERE_AND_HOW)
     assert identity_of(QUICK, fingerprint="other data", episodes=100) != identity(QUICK)
     assert identity_of(QUICK, fingerprint="data", episodes=10) != identity(QUICK)
+    here, there = (replace(QUICK, dataset=f"/{folder}/hopper.hdf5") for folder in ("here", "there"))
+    assert identity(here) == identity(there)
 
 
 def grid_jobs(name: str, tmp_path: Path, **changes: Any) -> list[Job]:
@@ -113,6 +118,17 @@ def test_rank_and_eta_vary_where_there_is_a_primal_layer_only(tmp_path: Path) ->
     assert len(grid_jobs("grid", tmp_path, seeds=(0, 0), attention=("softmax",))) == 1  # one experiment, once
 
 
+def test_a_job_has_the_same_name_in_a_larger_grid(tmp_path: Path) -> None:
+    def names(**changes: Any) -> set[str]:
+        return {job.name for job in grid_jobs("grid", tmp_path, **changes)}
+
+    small = names(ranks=(4,), etas=(0.1,))
+    assert small < names(ranks=(4, 8), etas=(0.1, 0.0))
+    assert any("__primal-plus__rank4__eta0.1__s0__" in name for name in small)
+    assert any("__softmax__s0__" in name for name in small)
+    assert names() < names(ranks=(None, 8), etas=(None, 0.0))
+
+
 def job_in(tmp_path: Path) -> Job:
     (job,) = grid_jobs("grid", tmp_path, seeds=(0,), attention=("softmax",))
     return job
@@ -129,27 +145,40 @@ def programs(tmp_path: Path, *, training: str = "", evaluation: str = f"print({R
 
 
 BEGIN = "folder.mkdir(exist_ok=True); (folder / 'config.json').write_text(os.environ['MARK']); print(sys.argv)"
+TRAIN = (
+    f"{BEGIN}; (folder / 'checkpoints').mkdir(exist_ok=True)\n"
+    f"(folder / 'checkpoints' / 'step-{QUICK.optimizer.steps:09d}.pt').touch()"
+)
 
 
 def test_a_job_trains_then_evaluates_and_is_done(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    record = run_job(job, programs(tmp_path, training=BEGIN))
+    record = run_job(job, programs(tmp_path, training=TRAIN))
     assert (record.state, record.score, record.attempts, record.errors) == ("done", 42.5, 1, ())
     assert job.record == record
     assert (job.folder / "config.json").read_text() == "here"
     log = job.log_path.read_text()
     assert "'--attention', 'softmax'" in log  # what it was told
-    assert f"evaluate.py {job.folder} --episodes 100 --device cpu" in log
+    assert f"evaluate.py {job.folder} --episodes 100 --device cpu --workers 0" in log
+
+
+def test_what_was_done_counts_as_long_as_it_is_there(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    run_job(job, programs(tmp_path, training=TRAIN))
+    shutil.rmtree(job.folder)
+    assert (job.record.state, job.record.is_trained, job.record.score) == ("queued", False, None)
+    assert run_job(job, programs(tmp_path, training=TRAIN)).state == "done"
+    assert job.record.attempts == 2
 
 
 def test_what_was_begun_is_gone_on_with_and_what_was_not_begun_well_is_begun_anew(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     job.folder.mkdir()  # killed before it had written anything
     (job.folder / "half.partial").touch()
-    run_job(job, programs(tmp_path, training="assert not folder.exists();" + BEGIN))
+    run_job(job, programs(tmp_path, training="assert not folder.exists();" + TRAIN))
     assert "--resume" not in job.log_path.read_text()
     job.note(state="queued", is_trained=False)
-    run_job(job, programs(tmp_path, training=BEGIN))
+    run_job(job, programs(tmp_path, training=TRAIN))
     assert f"'--resume', '{job.folder}'" in job.log_path.read_text()
     assert job.record.attempts == 2
 
@@ -160,7 +189,7 @@ def test_a_failure_is_kept_and_a_trained_job_is_not_trained_again(tmp_path: Path
     assert record.state == "failed"
     assert record.errors[0].startswith("train.py ended with code 3:\n")
     assert "no data" in record.errors[0]
-    record = run_job(job, programs(tmp_path, training=BEGIN, evaluation="sys.exit('no environment')"))
+    record = run_job(job, programs(tmp_path, training=TRAIN, evaluation="sys.exit('no environment')"))
     assert [record.state, record.is_trained, len(record.errors)] == ["failed", True, 2]
     assert "no environment" in record.errors[1]
     record = run_job(job, programs(tmp_path, training="sys.exit('it was trained again')"))
@@ -184,6 +213,51 @@ def test_an_interrupted_job_has_its_program_stop_by_itself(tmp_path: Path) -> No
     record = run_job(job, programs(tmp_path, training=waits))
     assert record.state == "stopped"
     assert (job.folder / "saved").exists()
+
+
+def test_an_attempt_that_was_believed_dead_gives_way_to_the_next(tmp_path: Path) -> None:
+    """As on a node that is cut off from the others, and then not."""
+    job = job_in(tmp_path)
+    waits = BEGIN + "; (folder / 'pid').write_text(str(os.getpid())); time.sleep(60); (folder / 'end').touch()"
+
+    def begin_another() -> None:
+        while not (job.folder / "pid").exists():
+            time.sleep(0.02)
+        job.note(state="evaluating", attempts=2, node="another")
+
+    threading.Thread(target=begin_another).start()
+    begin = time.monotonic()
+    record = run_job(job, programs(tmp_path, training=waits))
+    assert time.monotonic() - begin < 30
+    assert (record.state, record.attempts, record.node) == ("evaluating", 2, "another")
+    assert job.record == record
+    assert not Path("/proc", (job.folder / "pid").read_text()).exists()
+
+
+def test_deaths_count_only_if_a_job_has_not_come_further(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    job.folder.mkdir()
+    tries = cluster._Tries(job, furthest=0)
+
+    def dies_at(step: int) -> int:
+        (job.folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+        tries.count(died=True)
+        return tries.failures
+
+    assert [dies_at(100), dies_at(300), dies_at(300), dies_at(200), dies_at(400)] == [0, 0, 1, 2, 2]
+    tries.count(died=False)
+    assert tries.failures == 3
+    assert 6 < tries.begin_at - time.monotonic() <= 8  # 2 seconds, 4, 8
+
+
+@pytest.mark.parametrize(
+    ("node", "job", "number"),
+    [((8, 2, 64), (1, 0.25, 4), 8), ((64, 2, 64), (1, 0.25, 4), 8), ((64, 2, 24), (1, 0.25, 4), 6)],
+)
+def test_a_node_has_room_for_what_its_scarcest_resource_allows(node: Any, job: Any, number: int) -> None:
+    assert Resources(*node).room_for(Resources(*job)) == number
+    assert Resources(2, 0, 16).room_for(Resources(0.1, 0, 0.5)) == 20
+    assert Resources(2, 0, 16).room_for(Resources(1, 1, 1)) == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system has no such thing")

@@ -95,10 +95,39 @@ def test_more_jobs_than_lines_leave_out_those_that_wait(jobs: list[Job], monkeyp
     assert screen[-1] == "... and 2 more"
 
 
+def test_why_no_job_runs_is_said_once_and_until_one_does(jobs: list[Job]) -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for out in (terminal, pipe):
+        view = SweepView(jobs, out)
+        view.wait("waiting: no node has room")
+        view.poll()
+        view.wait("waiting: no node has room")
+    assert terminal.screen()[1] == "waiting: no node has room"
+    assert pipe.getvalue().count("waiting: no node has room") == 1
+    view = SweepView(jobs, terminal)
+    view.wait("")
+    view.poll()
+    assert terminal.screen()[-8] == ""
+
+
+def test_a_file_system_that_does_not_answer_is_looked_at_again(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = io.StringIO()
+    view = SweepView(jobs, pipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(OSError("stale file handle")))
+        view.poll()
+    assert pipe.getvalue() == ""
+    view.poll()
+    assert "6 queued" in pipe.getvalue()
+
+
 def test_a_pipe_gets_a_line_for_each_change_and_no_control_characters(jobs: list[Job]) -> None:
     pipe = io.StringIO()
     view = SweepView(jobs, pipe)
     view.poll()
+    trained(jobs[0], 300, 12.0)
     jobs[0].note(state="training", attempts=1, node="here")
     view.poll()
     view.poll()
@@ -110,5 +139,15 @@ def test_a_pipe_gets_a_line_for_each_change_and_no_control_characters(jobs: list
         f"0:00:00  training    {jobs[0].name}  on here",
         f"0:00:00  failed      {jobs[0].name}  it ended",
     ]
+    view.close()
+    assert pipe.getvalue().splitlines()[-1] == "0:00:00  5 queued, 0 running, 0 done, 1 failed"
     assert lines[-1] == f"0:00:00  done        {jobs[1].name}  score 7.0"
     assert lines[0] == "0:00:00  6 queued, 0 running, 0 done, 0 failed"
+
+
+def test_a_pipe_gets_the_step_and_the_score_of_what_runs_now_and_then(jobs: list[Job]) -> None:
+    pipe = io.StringIO()
+    trained(jobs[2], 1200, 33.04)
+    jobs[2].note(state="training", attempts=1, node="here")
+    SweepView(jobs, pipe).poll()
+    assert f"\n           {jobs[2].name}  step 1,200, score 33.0\n" in pipe.getvalue()
