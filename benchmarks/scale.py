@@ -1,12 +1,16 @@
 """What a sweep would take on GPUs, ESTIMATED: from the shapes of its training steps, data sheets, and rollouts here.
 
-Training: every attention stack's step, counted on the meta device (``benchmarks.roofline``), at a share of a data
-sheet's peak that has to be assumed. Jobs that share a GPU share its arithmetic, but launch operations side by side.
-Evaluation runs on CPU cores, at the rate that a model of the sweep's size is rolled out at here, on one core.
+Training: every attention stack's step, counted on the meta device (benchmarks.roofline), at a share of a data sheet's
+peak that has to be assumed. Jobs that share a GPU share its arithmetic, but launch operations side by side. Evaluations
+while training run on the GPU: each step of the environments takes a forward pass, counted as the launches of a whole
+training step. The one at the end runs on a CPU core, at the rate that a model of the sweep's size is rolled out at
+here. Jobs are dealt to GPUs as they become free.
 """
 
+import heapq
 import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Literal
 
@@ -85,22 +89,50 @@ def rollout_rate(shape: ModelShape, seconds: float) -> float:
         torch.set_num_threads(threads)
 
 
-def gpu_hours(steps: dict[str, Step], jobs: dict[str, int], training: Training, gpu: Gpu, config: Config) -> float:
-    """Of the whole sweep on one GPU."""
-    total = 0.0
-    for attention, step in steps.items():
-        launching = 1e-6 * config.launch_microseconds * len(step.work) / config.jobs_per_gpu
-        computing = step.device_seconds(gpu) / config.share_of_peak
-        total += jobs[attention] * training.optimizer.steps * max(launching, computing)
-    return total / 3600
+@dataclass(frozen=True)
+class JobTime:
+    """Seconds of one job, beside others on its GPU."""
+
+    training: float
+    watching: float
+    """Evaluations while it trains."""
+    evaluation: float
+    """At its end, on a CPU core."""
+
+    @property
+    def total(self) -> float:
+        """Of the job."""
+        return self.training + self.watching + self.evaluation
 
 
-def evaluated_steps(training: Training, grid: Grid) -> int:
-    """Environment steps of a job's evaluations, if all episodes were as long as can be."""
-    evaluation = training.evaluation
-    points = training.optimizer.steps // evaluation.eval_every_steps
-    episodes = points * evaluation.eval_episodes + grid.episodes
-    return episodes * len(TASK.environment.targets) * TASK.environment.episode_limit
+def job_time(step: Step, training: Training, grid: Grid, gpu: Gpu, config: Config, rate: float) -> JobTime:
+    """What a job takes.
+
+    Args:
+        step: of its training.
+        training: how many steps, and how often it is evaluated.
+        grid: how many episodes at the end.
+        gpu: that it shares.
+        config: with how many, and what is assumed.
+        rate: environment steps in a second, on one core.
+    """
+    limit, targets = TASK.environment.episode_limit, len(TASK.environment.targets)
+    launching = 1e-6 * config.launch_microseconds * len(step.work)
+    computing = config.jobs_per_gpu * step.device_seconds(gpu) / config.share_of_peak
+    evaluations = training.optimizer.steps // training.evaluation.eval_every_steps
+    return JobTime(
+        training=training.optimizer.steps * max(launching, computing),
+        watching=evaluations * limit * launching,  # all episodes side by side
+        evaluation=grid.episodes * targets * limit / rate,
+    )
+
+
+def makespan(jobs: Sequence[float], places: int) -> float:
+    """When the last job ends, if each begins as soon as there is a place for it."""
+    free = [0.0] * places
+    for seconds in jobs:
+        heapq.heappush(free, heapq.heappop(free) + seconds)
+    return max(free)
 
 
 def main(config: Config) -> None:
@@ -108,28 +140,34 @@ def main(config: Config) -> None:
     grid = SWEEPS[config.sweep]
     training = PRESETS[grid.preset][1]
     points = list(grid.points())
-    jobs = {attention: sum(point["attention"] == attention for point in points) for attention in grid.attention}
-    shapes = {attention: shape_of(training, attention, max(grid.ranks, key=lambda r: r or 0)) for attention in jobs}
+    rank = max(grid.ranks, key=lambda each: each or 0)
+    shapes = {attention: shape_of(training, attention, rank) for attention in grid.attention}
     steps = {
         attention: step_of(shape, training.optimizer.batch_size)
         for attention, shape in tqdm(shapes.items(), desc="counting", leave=False, disable=None)
     }
     rate = rollout_rate(shapes["primal-plus"], config.seconds)
-    core_hours = len(points) * evaluated_steps(training, grid) / rate / 3600
 
     print("ESTIMATES: from shapes and data sheets, float32; only the rate of rollouts is measured, on one core here.\n")
     rows = []
     for gpu in GPUS:
-        hours = gpu_hours(steps, jobs, training, gpu, config)
-        cores = core_hours / hours
-        rows.append([gpu.name, f"{hours:,.0f}", *(f"{hours / number:,.1f}" for number in config.gpus), f"{cores:.1f}"])
-    header = ["", "GPU hours", *(f"hours on {number}" for number in config.gpus), "cores per GPU for evaluation"]
-    print(format_table(header, rows))
+        times = {name: job_time(step, training, grid, gpu, config, rate) for name, step in steps.items()}
+        jobs = [times[point["attention"]] for point in points]
+        every = [job.total for job in jobs]
+        rows.append(
+            [
+                gpu.name,
+                *(f"{statistics.mean(part) / 60:.1f}" for part in zip(*map(astuple, jobs), strict=True)),
+                *(f"{makespan(every, number * config.jobs_per_gpu) / 3600:,.1f}" for number in config.gpus),
+            ]
+        )
+    header = ["", "minutes of a job: training", "evaluations meanwhile", "evaluation at the end"]
+    print(format_table([*header, *(f"hours on {number}" for number in config.gpus)], rows))
     millions = statistics.mean(step.num_parameters for step in steps.values()) / 1e6
-    print(f"\n{config.sweep}: {len(points)} jobs of {training.optimizer.steps:,} steps, {millions:.1f} M parameters")
-    most = evaluated_steps(training, grid)
-    print(f"evaluation: at most {most:,} environment steps a job, {rate:,.0f} in a second on a core")
-    print(f"            {core_hours:,.0f} core hours in all")
+    print(
+        f"\n{config.sweep}: {len(points)} jobs of {training.optimizer.steps:,} steps, {millions:.1f} M parameters, "
+        f"{config.jobs_per_gpu} on a GPU at a time; rollouts: {rate:,.0f} steps in a second on a core"
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from benchmarks import scale
 from benchmarks.roofline import Gpu, Step, Watch, Work, step_of
+from envs.sweeps import SWEEPS
+from primal_dt.config import PRESETS
 from primal_dt.model import ModelShape
 
 
@@ -32,3 +35,29 @@ def test_products_grow_with_the_batch(batch_size: int) -> None:
     embeddings = 4 * states * width * (1 + 3 + 1)  # of which no gradient is wanted at what comes in
     head = 6 * states * width
     assert flops == blocks + attention + embeddings + head
+
+
+def test_jobs_that_share_a_gpu_share_its_arithmetic_but_not_the_launching() -> None:
+    step = Step([Work(1000, 0)] * 100, num_parameters=0, kept_bytes=0)
+    paper, table4 = PRESETS["paper"][1], SWEEPS["table4"]
+    slow, fast = (Gpu("", flops=flops, bytes=1.0) for flops in (1e6, 1e12))
+
+    def minutes(gpu: Gpu, jobs_per_gpu: int) -> tuple[float, ...]:
+        config = scale.Config(jobs_per_gpu=jobs_per_gpu, share_of_peak=0.5, launch_microseconds=6.0)
+        time = scale.job_time(step, paper, table4, gpu, config, rate=200.0)
+        return time.training / 60, time.watching / 60, time.evaluation / 60
+
+    launching = 100 * 6e-6
+    assert (
+        minutes(fast, 1)
+        == minutes(fast, 4)
+        == pytest.approx((1e5 * launching / 60, 10_000 * launching / 60, 1000 / 60))
+    )
+    assert minutes(slow, 1)[0] == pytest.approx(1e5 * (100 * 1e-3 / 0.5) / 60)
+    assert minutes(slow, 4)[0] == pytest.approx(4 * minutes(slow, 1)[0])
+
+
+def test_the_last_job_ends_when_places_are_taken_as_they_become_free() -> None:
+    assert scale.makespan([3.0, 1.0, 1.0, 1.0, 2.0], 2) == 5.0
+    assert scale.makespan([1.0] * 450, 256) == 2.0
+    assert scale.makespan([1.0, 2.0], 64) == 2.0
