@@ -26,19 +26,18 @@ from filelock import FileLock, Timeout
 import evaluate
 import train
 from envs.cache import CACHE_VARIABLE, cache_folder
-from envs.cluster import Resources, connected, nodes, require_cluster, require_room, run_jobs
+from envs.cluster import Resources, connected, require_cluster, require_room, run_jobs
 from envs.episodes import DataError
 from envs.job_process import Programs
 from envs.jobs import Job, JobRecord
 from envs.minari_data import minari_folder
-from envs.sweep_view import SweepView, counts
-from envs.sweeps import SWEEPS, Grid, fingerprint_of, jobs_of, must_download, stand_in
-from envs.trial import Trial, this_machine, try_job
+from envs.sweep_plan import show_plan
+from envs.sweep_view import SweepView
+from envs.sweeps import SWEEPS, Grid, fingerprint_of, jobs_of, must_download
 from primal_dt.checkpoint import CheckpointError
 from primal_dt.config import Attention
 from primal_dt.config import Config as Training
 from primal_dt.files import check_writable
-from primal_dt.table import format_table
 from primal_dt.terminal import begin_program, explain
 
 EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
@@ -129,7 +128,7 @@ def main() -> int:
     try:
         config, jobs = parse(sys.argv[1:])
         if config.dry_run:
-            show_plan(config, jobs)
+            show_plan(jobs, config.resources, programs(), address=config.address)
             return 0
         return sweep(config, jobs)
     except (DataError, CheckpointError, ValueError, OSError) as error:
@@ -258,75 +257,6 @@ def locked(out: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise ValueError(f"another sweep is running in {out}: wait for it, or give another --out") from error
-
-
-def show_plan(config: Config, jobs: list[Job]) -> None:
-    """The jobs, what they ask for, and an estimate from a short trial of each kind."""
-    resources = config.resources
-    summary = f"{len(jobs)} jobs ({counts([job.record for job in jobs])}); each asks for {resources}"
-    summary += f", and runs on {resources.threads} threads"
-    trials, missing = try_kinds(jobs)
-    if missing:
-        print(format_table(["job", "state"], [[job.name, job.record.state] for job in jobs]))
-        print(f"\n{summary}\nno estimate of the time: {missing}")
-        return
-    left = [estimate(job, trials[kind_of(job)]) for job in jobs]
-    rows = [
-        [job.name, job.record.state, f"{job.progress()[0]:,}", f"{seconds / 60:,.1f}"]
-        for job, seconds in zip(jobs, left, strict=True)
-    ]
-    print(f"{format_table(['job', 'state', 'step', 'minutes left, at most'], rows)}\n\n{summary}\n")
-    rows = [
-        [name, f"{trial.steps_per_second:.1f}", f"{trial.rollout_steps_per_second:,.0f}", f"{trial.peak_gib:.2f}"]
-        for name, trial in trials.items()
-    ]
-    print(format_table(["trial", "training steps/s", "rollout steps/s", "peak GiB"], rows))
-    where, slots = places(config)
-    minutes = sum(left) / max(1, min(len(jobs), slots)) / 60
-    long = f"{minutes / 60:,.1f} hours" if minutes >= 100 else f"{minutes:.1f} minutes"
-    print(
-        f"\nestimate: {long} on {where}, {slots} jobs at a time, if every one is as fast as a trial that has this "
-        "machine for itself, and every episode as long as can be"
-    )
-
-
-def kind_of(job: Job) -> str:
-    """Jobs that take as long as one another."""
-    model = job.config.model
-    return model.attention if model.rank is None else f"{model.attention}, rank {model.rank}"
-
-
-def try_kinds(jobs: Sequence[Job]) -> tuple[dict[str, Trial], str]:
-    """A trial of each kind, on its first data set, or on what stands in for it here; or why there is none."""
-    trials: dict[str, Trial] = {}
-    for job in jobs:
-        kind = kind_of(job)
-        if kind in trials:
-            continue
-        try:
-            dataset = stand_in(job.config.dataset)
-            print(f"trying {kind} for some steps on {dataset}", file=sys.stderr)
-            trials[kind] = try_job(replace(job, config=replace(job.config, dataset=dataset)), programs())
-        except DataError as error:
-            return {}, str(error)
-    return trials, ""
-
-
-def places(config: Config) -> tuple[str, int]:
-    """Where jobs would run, and how many at a time."""
-    if config.address is None:
-        return "this machine", this_machine().room_for(config.resources)
-    with connected(config.address):
-        there = nodes()
-    return f"the {len(there)} nodes of the cluster", sum(node.room_for(config.resources) for node in there)
-
-
-def estimate(job: Job, trial: Trial) -> float:
-    """Seconds that are left of a job, at most."""
-    if job.record.state == "done":
-        return 0.0
-    done = job.progress()[0] / job.config.optimizer.steps
-    return trial.seconds(job) * (1 - done)
 
 
 if __name__ == "__main__":

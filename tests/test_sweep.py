@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import sweep
+from envs import sweep_plan
 from envs.job_process import run_job
 from envs.jobs import Job
 from envs.sweeps import SWEEPS
@@ -247,7 +248,7 @@ def test_a_plan_for_data_that_is_elsewhere_tries_built_in_data_and_downloads_not
         tried.append(job)
         return Trial(100.0, 1000.0, 0.0, peak_gib=0.5, num_targets=2, episode_limit=1000)
 
-    monkeypatch.setattr(sweep, "try_job", try_job)
+    monkeypatch.setattr(sweep_plan, "try_job", try_job)
     code, out, err = run_main(monkeypatch, capsys, "table4", "--dry-run", "--seeds", "0", "--out", "dry")
     assert code == 0, err
     assert "hopper-medium-v2__primal-plus__s0" in out
