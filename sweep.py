@@ -77,7 +77,7 @@ class Config:
     gpus_per_job: float = 0.0
     """Of a GPU, that a job is given: a fraction shares one, 1 is all of it. Without any it trains on the CPU."""
     memory_per_job: float = 1.5
-    """GiB that a job is given. --dry-run measures what it needs."""
+    """GiB that a job is given. --dry-run measures what its training needs."""
     retries: int = 2
     """How often a job that fails is tried again. One whose machine dies is sent elsewhere, as long as it gets on."""
     address: str | None = None
@@ -150,7 +150,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
         raise ValueError(f"{name} is not for a sweep, which gives it to each run: {INSTEAD[name]}")
     if wrong := [word for word in rest if word in SWEEPS]:
         raise ValueError(f"the sweep's name comes first: python sweep.py {wrong[0]} ...")
-    if not config.dry_run:
+    if config.address is not None or not config.dry_run:
         require_cluster(config.address)
     check_writable(config.out)
     grid = config.grid
@@ -204,8 +204,8 @@ def sweep(config: Config, jobs: list[Job]) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     for name, record in failed.items():
-        print(f"\nerror: {name} has failed, {len(record.errors)} times so far; the last time:", file=sys.stderr)
-        print(record.errors[-1], file=sys.stderr)
+        why = record.errors[-1] if record.errors else f"it was {record.state}"
+        print(f"\nerror: {name} has failed. The last time:\n{why}", file=sys.stderr)
     return EXIT_FAILED_JOBS if failed or problems else 0
 
 
@@ -228,8 +228,9 @@ def require_as_begun(jobs: Sequence[Job], threads: int) -> None:
 def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
     """Run jobs on a cluster. Returns those that failed."""
     with locked(config.out), connected(config.address):
-        for number in (signal.SIGTERM, signal.SIGHUP):  # Ray's own handlers would kill the jobs
-            signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # stop as for Ctrl-C: Ray's own handler would kill the jobs
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, signal.default_int_handler)
         require_room(config.resources)
         for job in todo:
             job.note(state="queued")

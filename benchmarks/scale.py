@@ -7,9 +7,7 @@ training step. The one at the end runs on a CPU core, at the rate that a model o
 here. Jobs are dealt to GPUs as they become free.
 """
 
-import heapq
 import statistics
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Literal
@@ -23,6 +21,7 @@ from benchmarks.program import run_program
 from benchmarks.rollout import STEPS_PER_CALL, TASK, Session
 from benchmarks.roofline import GPUS, Gpu, Step, step_of
 from envs.mujoco import make_environment
+from envs.sweep_plan import makespan
 from envs.sweeps import SWEEPS, Grid
 from primal_dt.config import PRESETS
 from primal_dt.config import Config as Training
@@ -125,14 +124,6 @@ def job_time(step: Step, training: Training, grid: Grid, gpu: Gpu, config: Confi
         watching=evaluations * limit * launching,  # all episodes side by side
         evaluation=grid.episodes * targets * limit / rate,
     )
-
-
-def makespan(jobs: Sequence[float], places: int) -> float:
-    """When the last job ends, if each begins as soon as there is a place for it."""
-    free = [0.0] * places
-    for seconds in jobs:
-        heapq.heappush(free, heapq.heappop(free) + seconds)
-    return max(free)
 
 
 def main(config: Config) -> None:

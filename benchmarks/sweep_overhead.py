@@ -17,6 +17,7 @@ from pathlib import Path
 import sweep
 from benchmarks.program import run_program
 from envs.jobs import Job
+from envs.trial import this_machine
 
 BAR = 5.0
 """Percent that a sweep may take longer."""
@@ -29,7 +30,7 @@ class Config:
     repeats: int = 1
     """Turns: each is both, some four minutes each on two cores."""
     flags: tuple[str, ...] = ()
-    """For sweep.py demo, besides."""
+    """For sweep.py demo, besides: --flags="--steps" 200, say."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -43,14 +44,14 @@ def by_sweep(folder: Path, flags: tuple[str, ...]) -> None:
 
 def by_hand(folder: Path, flags: tuple[str, ...]) -> None:
     """Two commands for each job, and one for the report."""
-    _, jobs = sweep.parse(["demo", *flags, "--out", str(folder)])
+    config, jobs = sweep.parse(["demo", *flags, "--out", str(folder)])
     programs = sweep.programs()
 
     def both(job: Job) -> None:
         for command in (job.training_command(programs.train), job.evaluation_command(programs.evaluate)):
             check(command, folder, job.environment(programs.variables))
 
-    with ThreadPoolExecutor(os.cpu_count()) as places:
+    with ThreadPoolExecutor(this_machine().room_for(config.resources)) as places:
         list(places.map(both, jobs))
     report = ["--episodes", str(jobs[0].episodes), "--device", "cpu", "--out", str(folder / "report")]
     runs = [str(job.folder) for job in jobs]
@@ -72,8 +73,10 @@ def main(config: Config) -> None:
     """Measure, print."""
     ways = {"sweep.py": by_sweep, "by hand": by_hand}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(config.repeats):
-        for name, run in ways.items():
+    with tempfile.TemporaryDirectory(prefix="primal-dt-overhead-") as folder:
+        sweep.parse(["demo", *config.flags, "--out", folder])  # the data is recorded and converted before
+    for turn in range(config.repeats):
+        for name, run in list(ways.items())[:: -1 if turn % 2 else 1]:
             with tempfile.TemporaryDirectory(prefix="primal-dt-overhead-") as folder:
                 begin = time.monotonic()
                 run(Path(folder), config.flags)

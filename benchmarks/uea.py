@@ -117,13 +117,9 @@ class Config:
         """Passes over the training split."""
         return EPOCHS.get(self.dataset, USUAL_EPOCHS) if self.epochs is None else self.epochs
 
-    def usual_schedule(self) -> Schedule:
-        """Of the data set."""
-        return SCHEDULES.get(self.dataset, "constant")
-
     def learning_rate(self) -> Schedule:
         """What the learning rate does."""
-        return self.usual_schedule() if self.schedule is None else self.schedule
+        return SCHEDULES.get(self.dataset, "constant") if self.schedule is None else self.schedule
 
     def penalised(self, attention: str) -> Penalised:
         """What Primal-Attention is told in a stack."""
@@ -155,7 +151,7 @@ class Config:
         usual = {"epochs": EPOCHS.get(self.dataset, USUAL_EPOCHS), "batch": USUAL_BATCH, "lr": USUAL_RATE}
         own = {"epochs": self.num_epochs(), "batch": self.batch_size, "lr": self.lr}
         settings += [f"{name}{own[name]:g}" for name in own if own[name] != usual[name]]
-        settings += [self.learning_rate()] if self.learning_rate() != self.usual_schedule() else []
+        settings += [self.learning_rate()] if self.learning_rate() != "constant" else []
         return self.out / "__".join([self.dataset, attention, *settings, f"s{seed}"])
 
 

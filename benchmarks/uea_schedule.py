@@ -154,6 +154,8 @@ def main(search: Search) -> None:
     path = search.out / f"{search.dataset}.json"
     content = {
         "dataset": search.dataset,
+        "attention": search.attention,
+        "epochs": search.epochs,
         "folds": search.folds,
         "seeds": search.seeds,
         "held_out_accuracy": [

@@ -7,9 +7,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from envs.job_process import Programs, run_job
 from envs.jobs import Job, JobRecord
@@ -19,12 +20,17 @@ __all__ = ["Resources", "connected", "nodes", "require_cluster", "require_room",
 POLL_SECONDS = 1.0
 STOP_SECONDS = 150.0
 """What jobs get to come to a checkpoint when the sweep is stopped."""
-RETRY_SECONDS = 2.0
-"""Until a job that failed is tried again: then twice as many, and so on."""
+RETRY_SECONDS, MOST_RETRY_SECONDS = 2.0, 60.0
+"""Until a job is tried again: then twice as many, and so on."""
+MOST_DEATHS = 3
+"""Of machines or workers under a job that has not come further meanwhile."""
+PATIENCE = 5
+"""How often a file system that does not answer is asked again, a second later."""
 LOOK_SECONDS = 30.0
 """Between looks at whether there is a node for the jobs, if none of them runs."""
 CONNECT_SECONDS = 5.0
 GIBIBYTE = 2**30
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,12 @@ class Resources:
 
     def room_for(self, job: "Resources") -> int:
         """How many jobs a node of these resources can run at a time."""
-        pairs = ((self.cpus, job.cpus), (self.gpus, job.gpus), (self.memory_gib, job.memory_gib))
-        return min(int(own / asked + 1e-9) for own, asked in pairs if asked)
+
+        def times(own: float, asked: float) -> int:
+            return int(own / asked + 1e-9)
+
+        room = min(times(self.cpus, job.cpus), times(self.memory_gib, job.memory_gib))
+        return min(room, int(self.gpus) * times(1, job.gpus)) if job.gpus else room  # a job is on one GPU
 
 
 def require_cluster(address: str | None) -> None:
@@ -86,10 +96,12 @@ def connected(address: str | None) -> Iterator[None]:
     where: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ValueError(f"there is no Ray cluster at {address or 'this machine'}: {error}") from error
     try:
         yield
+    except ray.exceptions.RayError as error:
+        raise ValueError(f"the Ray cluster does not answer any more: {error}") from error
     finally:
         ray.shutdown()
 
@@ -122,18 +134,22 @@ class _Tries:
 
     job: Job
     furthest: int
-    """The step to which it has come when it was last sent."""
+    """The step to which it had come when it was last sent."""
     failures: int = 0
+    deaths: int = 0
+    """One after the other, of the machine or the worker, without coming further."""
     begin_at: float = field(default_factory=time.monotonic)
     """When it may be sent."""
 
     def count(self, *, died: bool) -> None:
-        """A try has failed. One whose machine died under it does not count, if it has come further than the last."""
-        step, before = self.job.progress()[0], self.furthest
-        self.furthest = max(step, before)
-        if not (died and step > before):
+        """A try has ended, and the job is not done."""
+        step = _patiently(self.job.progress)[0]
+        if not died:
             self.failures += 1
-        self.begin_at = time.monotonic() + RETRY_SECONDS * 2 ** max(self.failures - 1, 0)
+        self.deaths = self.deaths + 1 if died and step <= self.furthest else 0
+        self.furthest = max(step, self.furthest)
+        again = max(self.failures, self.deaths, 1)
+        self.begin_at = time.monotonic() + min(RETRY_SECONDS * 2 ** (again - 1), MOST_RETRY_SECONDS)
 
 
 def run_jobs(
@@ -155,7 +171,8 @@ def run_jobs(
         jobs: what is to be done.
         programs: where things are.
         resources: of each job.
-        retries: how often a job that fails is tried again. Deaths count only if a job has not come further between two.
+        retries: how often a job that fails is tried again. That its machine dies is no failure; but three deaths after
+            which it has not come further are the end.
         on_poll: called about once a second.
         on_end: called when a job has been tried for the last time, or is done.
         on_wait: told why no job runs, or ``""`` if one does.
@@ -178,12 +195,13 @@ def run_jobs(
             for reference in _ended(list(running)):
                 tries = running.pop(reference)
                 record, died = _outcome(reference, tries.job)
-                if record.state == "failed":
+                if record.state != "done":
                     tries.count(died=died)
-                if record.state != "failed" or tries.failures > retries:
+                if record.state == "done" or tries.failures > retries or tries.deaths >= MOST_DEATHS:
                     ended[tries.job.name] = record
                     on_end(tries.job, record)
                 else:
+                    _patiently(partial(tries.job.note, state="queued"))
                     waiting.append(tries)
             if time.monotonic() - looked > LOOK_SECONDS:
                 looked = time.monotonic()
@@ -216,20 +234,36 @@ def _outcome(reference: Any, job: Job) -> tuple[JobRecord, bool]:
     except ray.exceptions.RayTaskError as error:  # it could not even be begun there
         what, died = str(error).strip().splitlines()[-1], False
     except ray.exceptions.RayError as error:
-        what, died = f"its worker on {job.record.node or 'a node'} has died ({type(error).__name__})", True
-    what = f"{what}\nwhat it printed: {job.log_path}"
-    return job.note(state="failed", errors=(*job.record.errors, what)), died
+        node = _patiently(lambda: job.record).node or "a node"
+        what, died = f"its worker on {node} has died ({type(error).__name__})", True
+
+    def fail() -> JobRecord:
+        return job.note(state="failed", errors=(*job.record.errors, f"{what}; what it printed is in {job.log_path}"))
+
+    return _patiently(fail), died
+
+
+def _patiently(call: Callable[[], Result]) -> Result:
+    """What a file system answers, which may take it some time if it is shared."""
+    for _ in range(PATIENCE):
+        try:
+            return call()
+        except OSError:
+            time.sleep(1.0)
+    return call()
 
 
 def _why_none_runs(jobs: Sequence[Job], resources: Resources) -> str:
     """For people; nothing if one does."""
-    if not jobs or any(job.record.is_running for job in jobs):
-        return ""
     try:
+        if not jobs or any(job.record.is_running for job in jobs):
+            return ""
         require_room(resources)
+    except OSError:  # it will be looked at again
+        return ""
     except ValueError as error:
         return f"waiting: {error}"
-    return "waiting for a node that has room: others have it"
+    return "waiting: no job has begun yet, and others may have what the nodes have"
 
 
 def _stop(running: Mapping[Any, _Tries]) -> None:
@@ -237,9 +271,12 @@ def _stop(running: Mapping[Any, _Tries]) -> None:
     import ray
 
     for reference in running:
-        ray.cancel(reference)  # a KeyboardInterrupt there
+        with suppress(ray.exceptions.RayError):
+            ray.cancel(reference)  # a KeyboardInterrupt there
     if running:
-        ray.wait(list(running), num_returns=len(running), timeout=STOP_SECONDS)
+        with suppress(ray.exceptions.RayError):
+            ray.wait(list(running), num_returns=len(running), timeout=STOP_SECONDS)
     for tries in running.values():
-        if tries.job.record.is_running:  # it died, or could not be stopped: its last checkpoint is what there is
-            tries.job.note(state="stopped")
+        with suppress(OSError):
+            if tries.job.record.is_running:  # it died, or could not be stopped: its last checkpoint is what there is
+                tries.job.note(state="stopped")

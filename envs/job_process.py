@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,9 @@ STOP_SECONDS = 120.0
 POLL_SECONDS, POLLS_PER_LOOK = 0.1, 20
 SHOWN_LINES = 20
 """Of what a program that failed has printed last."""
+IS_LINUX = sys.platform.startswith("linux")
+PRCTL = ctypes.CDLL(None).prctl if IS_LINUX else None
+"""Looked up now: between fork and exec, in a process with threads, nothing may be loaded."""
 PR_SET_PDEATHSIG = 1
 """From Linux's prctl.h."""
 
@@ -111,7 +115,7 @@ def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
             stderr=log,
             env=job.environment(programs.variables),
             start_new_session=True,  # Ctrl-C in a terminal is for the sweep, which then stops its jobs
-            preexec_fn=partial(_die_with_parent, os.getpid()) if sys.platform.startswith("linux") else None,
+            preexec_fn=partial(_die_with_parent, os.getpid()) if IS_LINUX else None,
         )
         polls = 0
         try:
@@ -119,7 +123,8 @@ def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
                 time.sleep(POLL_SECONDS)  # in steps: Ray's KeyboardInterrupt does not end a wait in the system
                 polls += 1
                 if polls % POLLS_PER_LOOK == 0:
-                    _require_newest(job, attempt)
+                    with suppress(OSError):  # shared file systems have such moments: the next look may succeed
+                        _require_newest(job, attempt)
         except SupersededError:
             process.kill()  # a checkpoint of its own would be in the way of the other
             process.wait()
@@ -127,9 +132,10 @@ def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
         except BaseException:
             _stop(process)
             raise
-        output.seek(0)
-        printed = output.read()
-        log.write(printed.encode())
+        finally:
+            output.seek(0)
+            printed = output.read()
+            log.write(printed.encode())
     if process.returncode:
         lines = job.log_path.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
         said = [line for line in lines if not line.startswith("$ ")]
@@ -142,6 +148,9 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     except BaseException:
         process.kill()
         raise
@@ -152,6 +161,7 @@ def _die_with_parent(parent: int) -> None:
 
     Otherwise a program whose worker was killed would go on beside the one that takes over its job elsewhere.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    assert PRCTL is not None
+    PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has died already
         os._exit(1)

@@ -13,7 +13,7 @@ from primal_dt.checkpoint import CheckpointFolder
 from primal_dt.config import PRESETS, Config
 from primal_dt.files import atomic_write
 from primal_dt.logbook import read_metrics
-from primal_dt.runs import dataset_label, read_config
+from primal_dt.runs import read_config
 from primal_dt.scalars import HEADLINE
 
 __all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
@@ -31,7 +31,9 @@ def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
         fingerprint: of the data's content.
         episodes: of the evaluation, for each target.
     """
-    content = asdict(config) | {"dataset": dataset_label(config.dataset)}
+    parts = config.dataset.split("+")
+    dataset = "+".join(Path(part).name if Path(part).is_absolute() else part for part in parts)
+    content = asdict(config) | {"dataset": dataset}
     for name in WHERE_AND_HOW:
         del content["run"][name]
     content |= {"fingerprint": fingerprint, "episodes": episodes}

@@ -1,5 +1,6 @@
 """What a sweep would do: its jobs, what they ask for, and how long they would take, by a short trial of each kind."""
 
+import heapq
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from envs.sweeps import stand_in
 from envs.trial import Trial, this_machine, try_job
 from primal_dt.table import format_table
 
-__all__ = ["show_plan"]
+__all__ = ["makespan", "show_plan"]
 
 
 def show_plan(jobs: Sequence[Job], resources: Resources, programs: Programs, *, address: str | None) -> None:
@@ -35,7 +36,7 @@ def show_plan(jobs: Sequence[Job], resources: Resources, programs: Programs, *, 
         print(format_table(["job", "state"], [[job.name, job.record.state] for job in jobs]))
         print(f"\n{summary}\nno estimate of the time: {error}")
         return
-    left = [_seconds_left(job, trials[_kind(job)]) for job in jobs]
+    left = [0.0 if job.record.state == "done" else trials[_kind(job)].seconds_left(job) for job in jobs]
     rows = [
         [job.name, job.record.state, f"{job.progress()[0]:,}", f"{seconds / 60:,.1f}"]
         for job, seconds in zip(jobs, left, strict=True)
@@ -47,15 +48,15 @@ def show_plan(jobs: Sequence[Job], resources: Resources, programs: Programs, *, 
     ]
     print(format_table(["trial", "training steps/s", "rollout steps/s", "peak GiB"], rows))
     where, places = _places(resources, address)
-    at_a_time = min(len(jobs), places)
-    if not at_a_time:
+    if not places:
         print(f"\n{where} has no room for such a job: no estimate of the time")
         return
-    minutes = sum(left) / at_a_time / 60
+    todo = [seconds for seconds in left if seconds]
+    minutes = makespan(todo, places) / 60
     long = f"{minutes / 60:,.1f} hours" if minutes >= 100 else f"{minutes:.1f} minutes"
     print(
-        f"\nestimate: {long} on {where}, {at_a_time} jobs at a time, if every one is as fast as a trial that has this "
-        "machine for itself, and every episode as long as can be"
+        f"\nestimate: {long} on {where}, {min(len(todo), places)} jobs at a time, if every one is as fast as a trial "
+        "that has this machine for itself, and every episode as long as can be"
     )
 
 
@@ -66,14 +67,14 @@ def _kind(job: Job) -> str:
 
 
 def _try_kinds(jobs: Sequence[Job], programs: Programs) -> dict[str, Trial]:
-    """A trial of each kind, on its first data set, or on what stands in for that here.
+    """A trial of each kind that is not done, on its first data set, or on what stands in for that here.
 
     Raises:
         DataError: if one cannot be made.
     """
     trials: dict[str, Trial] = {}
     for job in jobs:
-        if (kind := _kind(job)) not in trials:
+        if job.record.state != "done" and (kind := _kind(job)) not in trials:
             dataset = stand_in(job.config.dataset)
             print(f"trying {kind} for some steps on {dataset}", file=sys.stderr)
             trials[kind] = try_job(replace(job, config=replace(job.config, dataset=dataset)), programs)
@@ -89,9 +90,9 @@ def _places(resources: Resources, address: str | None) -> tuple[str, int]:
     return f"a cluster of {len(there)} nodes", sum(node.room_for(resources) for node in there)
 
 
-def _seconds_left(job: Job, trial: Trial) -> float:
-    """At most."""
-    if job.record.state == "done":
-        return 0.0
-    done = job.progress()[0] / job.config.optimizer.steps
-    return trial.seconds(job) * (1 - done)
+def makespan(jobs: Sequence[float], places: int) -> float:
+    """When the last job ends, if each begins as soon as there is a place for it."""
+    free = [0.0] * places
+    for seconds in jobs:
+        heapq.heappush(free, heapq.heappop(free) + seconds)
+    return max(free)

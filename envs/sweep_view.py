@@ -127,7 +127,7 @@ class SweepView:
             text += f"  on {record.node}" + (f", attempt {record.attempts}" if record.attempts > 1 else "")
         elif record.state == "done":
             text += f"  score {record.score:.1f}"
-        elif record.state == "failed":
+        elif record.state in ("failed", "queued") and record.errors:
             text += f"  {record.errors[-1].strip().splitlines()[-1]}"
         self._print(text)
 

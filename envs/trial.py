@@ -24,6 +24,8 @@ __all__ = ["Trial", "this_machine", "try_job"]
 
 STEPS, LOG_EVERY_STEPS = 40, 10
 EPISODES = 8
+SHARE_OF_MEMORY = 0.7
+"""That Ray gives to tasks; it keeps the rest for objects."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,29 @@ class Trial:
     episode_limit: int
     """Steps of the longest episode."""
 
-    def seconds(self, job: Job) -> float:
-        """Of a whole job, if every episode had the most steps that it can have."""
-        config, every = job.config, job.config.evaluation.eval_every_steps
-        evaluations = math.ceil(config.optimizer.steps / every) if every else 0
-        episodes = (evaluations * config.evaluation.eval_episodes + job.episodes) * self.num_targets
-        training = config.optimizer.steps / self.steps_per_second
-        return 2 * self.start_seconds + training + episodes * self.episode_limit / self.rollout_steps_per_second
+    def seconds_left(self, job: Job) -> float:
+        """Of a job, if every episode that is to come had the most steps that it can have."""
+        if job.record.state == "done":
+            return 0.0
+        seconds = self.start_seconds + self._rollout_seconds(job.episodes)
+        if not job.record.is_trained:
+            steps, every = job.config.optimizer.steps, job.config.evaluation.eval_every_steps
+            done = min(job.progress()[0], steps)
+            evaluations = math.ceil(steps / every) - done // every if every else 0
+            seconds += self.start_seconds + (steps - done) / self.steps_per_second
+            seconds += self._rollout_seconds(evaluations * job.config.evaluation.eval_episodes)
+        return seconds
+
+    def _rollout_seconds(self, episodes: int) -> float:
+        """For each target."""
+        return episodes * self.num_targets * self.episode_limit / self.rollout_steps_per_second
 
 
 def this_machine() -> Resources:
-    """What it has."""
+    """What jobs can have of it: about what Ray would give them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return Resources(os.cpu_count() or 1, torch.cuda.device_count(), memory)
+    return Resources(cores, torch.cuda.device_count(), SHARE_OF_MEMORY * memory)
 
 
 def try_job(job: Job, programs: Programs) -> Trial:

@@ -87,8 +87,9 @@ class Logbook:
         experiment, *session = hparams(dict(hyper_parameters), dict.fromkeys(scores, 0.0))
         plugin = experiment.value[0].metadata.plugin_data
         content = HParamsPluginData.FromString(plugin.content)
+        leading = set(first)
         for info in content.experiment.hparam_infos:
-            info.differs = info.name in set(first)  # TensorBoard sorts by this, then by the name
+            info.differs = info.name in leading  # TensorBoard sorts by this, then by the name
         plugin.content = content.SerializeToString()
         writer = self._writer._get_file_writer()
         for summary in (experiment, *session):

@@ -1,6 +1,7 @@
 """``sweep.py`` on real Ray clusters: nothing is done twice, nothing is lost, whatever dies."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from envs import sweep_plan
 from envs.job_process import run_job
 from envs.jobs import Job
 from envs.sweeps import SWEEPS
-from envs.trial import Trial
+from envs.trial import Trial, this_machine
 from primal_dt.checkpoint import load_checkpoint
 from primal_dt.logbook import read_metrics
 from tests.envs.files import d4rl_arrays, write_d4rl
@@ -81,13 +82,14 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
     raise TimeoutError
 
 
-def worker_of(job: Job) -> int:
-    """The process id of the Ray worker that runs a job's training."""
+def training_of(job: Job) -> tuple[int, int]:
+    """The process ids of a job's training, and of the Ray worker that runs it."""
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             command = (status.parent / "cmdline").read_bytes().split(b"\0")
             if any(word.endswith(b"train.py") for word in command) and str(job.folder).encode() in command:
-                return int(re.findall(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)[0])
+                parent = re.findall(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)[0]
+                return int(status.parent.name), int(parent)
         except OSError:  # it has ended meanwhile
             continue
     raise LookupError(job.name)
@@ -132,13 +134,14 @@ def test_a_job_whose_node_is_killed_goes_on_elsewhere_and_ends_as_if_nothing_had
         first = cluster.add_node(num_cpus=1)
         process = start(*arguments, "--address", cluster.address, "--retries", "0")  # deaths do not count
         wait_for(lambda: job.progress()[0] >= SAVE_EVERY + 20, process)
+        os.kill(training_of(job)[0], signal.SIGSTOP)  # it shall not end meanwhile
         cluster.add_node(num_cpus=1)
         assert job.record.state == "training"
         before = points(job)
         cluster.remove_node(first, allow_graceful=False)  # SIGKILL
         wait_for(lambda: job.record.attempts == 2 and job.progress()[0] >= 2 * SAVE_EVERY + 20, process)
         later = points(job)
-        os.kill(worker_of(job), signal.SIGKILL)
+        os.kill(training_of(job)[1], signal.SIGKILL)
         code, out, err = finish(process)
     finally:
         cluster.shutdown()
@@ -166,7 +169,7 @@ def test_a_job_that_fails_does_not_stop_others_and_only_it_is_tried_again(home: 
     assert (good.record.state, good.record.attempts) == ("done", 1)
     assert (bad.record.state, bad.record.attempts, len(bad.record.errors)) == ("failed", 2, 2)
     assert "cannot be read by this version" in err
-    assert f"error: {bad.name} has failed, 2 times so far" in err
+    assert f"error: {bad.name} has failed. The last time:" in err
     assert "softmax" in out  # the report on what was done
     assert "linear" not in out.split("report:")[0].split("watch them")[1]
 
@@ -258,6 +261,9 @@ def test_a_plan_for_data_that_is_elsewhere_tries_built_in_data_and_downloads_not
     assert {job.config.dataset for job in tried} == {"primal/hopper/medium-expert-v0"}
     # 100,000 steps at 100 a second, then 10 x 10 + 100 episodes for each of 2 targets at 1,000 steps a second
     assert out.count("|                  23.3 |") == 90
+    (hours,) = re.findall(r"estimate: ([0-9.]+) hours on this machine, (?:\d+) jobs at a time", out)
+    cores = this_machine().room_for(sweep.Config().resources)
+    assert float(hours) == pytest.approx(math.ceil(90 / cores) * 1400 / 3600, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 from benchmarks import scale
 from benchmarks.roofline import Gpu, Step, Watch, Work, step_of
+from envs.sweep_plan import makespan
 from envs.sweeps import SWEEPS
 from primal_dt.config import PRESETS
 from primal_dt.model import ModelShape
@@ -58,6 +59,6 @@ def test_jobs_that_share_a_gpu_share_its_arithmetic_but_not_the_launching() -> N
 
 
 def test_the_last_job_ends_when_places_are_taken_as_they_become_free() -> None:
-    assert scale.makespan([3.0, 1.0, 1.0, 1.0, 2.0], 2) == 5.0
-    assert scale.makespan([1.0] * 450, 256) == 2.0
-    assert scale.makespan([1.0, 2.0], 64) == 2.0
+    assert makespan([3.0, 1.0, 1.0, 1.0, 2.0], 2) == 5.0
+    assert makespan([1.0] * 450, 256) == 2.0
+    assert makespan([1.0, 2.0], 64) == 2.0

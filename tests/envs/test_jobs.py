@@ -22,6 +22,7 @@ from envs.job_process import Programs, run_job
 from envs.jobs import WHERE_AND_HOW, Job, flags_of, identity_of
 from envs.published import TABLE_4
 from envs.sweeps import SWEEPS, jobs_of
+from envs.trial import Trial
 from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
 
 QUICK = PRESETS["quick"][1]
@@ -78,8 +79,9 @@ def test_a_jobs_identity_is_all_that_makes_its_result(path: tuple[str, ...]) -> 
     assert same == (path[0] == "run" and path[1] in WHERE_AND_HOW)
     assert identity_of(QUICK, fingerprint="other data", episodes=100) != identity(QUICK)
     assert identity_of(QUICK, fingerprint="data", episodes=10) != identity(QUICK)
-    here, there = (replace(QUICK, dataset=f"/{folder}/hopper.hdf5") for folder in ("here", "there"))
-    assert identity(here) == identity(there)
+    for name in ("hopper.hdf5", "medium-v0"):
+        here, there = (replace(QUICK, dataset=f"/{folder}/{name}+other") for folder in ("here", "there"))
+        assert identity(here) == identity(there)
 
 
 def grid_jobs(name: str, tmp_path: Path, **changes: Any) -> list[Job]:
@@ -209,7 +211,7 @@ def test_an_interrupted_job_has_its_program_stop_by_itself(tmp_path: Path) -> No
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     record = run_job(job, programs(tmp_path, training=waits))
     assert record.state == "stopped"
     assert (job.folder / "saved").exists()
@@ -225,7 +227,7 @@ def test_an_attempt_that_was_believed_dead_gives_way_to_the_next(tmp_path: Path)
             time.sleep(0.02)
         job.note(state="evaluating", attempts=2, node="another")
 
-    threading.Thread(target=begin_another).start()
+    threading.Thread(target=begin_another, daemon=True).start()
     begin = time.monotonic()
     record = run_job(job, programs(tmp_path, training=waits))
     assert time.monotonic() - begin < 30
@@ -242,12 +244,14 @@ def test_deaths_count_only_if_a_job_has_not_come_further(tmp_path: Path) -> None
     def dies_at(step: int) -> int:
         (job.folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
         tries.count(died=True)
-        return tries.failures
+        return tries.deaths
 
-    assert [dies_at(100), dies_at(300), dies_at(300), dies_at(200), dies_at(400)] == [0, 0, 1, 2, 2]
-    tries.count(died=False)
-    assert tries.failures == 3
-    assert 6 < tries.begin_at - time.monotonic() <= 8  # 2 seconds, 4, 8
+    assert [dies_at(100), dies_at(300), dies_at(300), dies_at(200), dies_at(400)] == [0, 0, 1, 2, 0]
+    assert tries.failures == 0
+    for seconds in (2, 4, 8):
+        tries.count(died=False)
+        assert seconds - 1 < tries.begin_at - time.monotonic() <= seconds
+    assert (tries.failures, tries.deaths) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +262,37 @@ def test_a_node_has_room_for_what_its_scarcest_resource_allows(node: Any, job: A
     assert Resources(*node).room_for(Resources(*job)) == number
     assert Resources(2, 0, 16).room_for(Resources(0.1, 0, 0.5)) == 20
     assert Resources(2, 0, 16).room_for(Resources(1, 1, 1)) == 0
+    assert Resources(64, 2, 64).room_for(Resources(1, 0.6, 1)) == 2  # a job is on one GPU
+
+
+def test_what_is_left_of_a_job_is_what_it_has_not_done(tmp_path: Path) -> None:
+    trial = Trial(10.0, 100.0, start_seconds=3.0, peak_gib=1.0, num_targets=2, episode_limit=1000)
+    job = job_in(tmp_path)  # 5,000 steps, 10 episodes after every 1,000, 100 at the end
+    rollout = 2 * 1000 / 100.0
+    assert trial.seconds_left(job) == pytest.approx(6 + 500 + 5 * 10 * rollout + 100 * rollout)
+    job.folder.mkdir()
+    (job.folder / "metrics.jsonl").write_text(json.dumps({"step": 3200}) + "\n")
+    assert trial.seconds_left(job) == pytest.approx(6 + 180 + 2 * 10 * rollout + 100 * rollout)
+    run_job(job, programs(tmp_path, training=TRAIN, evaluation="sys.exit(1)"))
+    assert trial.seconds_left(job) == pytest.approx(3 + 100 * rollout)
+    run_job(job, programs(tmp_path))
+    assert trial.seconds_left(job) == 0
+
+
+def test_a_file_system_that_does_not_answer_at_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    asked = 0
+
+    def answer_after(times: int) -> int:
+        nonlocal asked
+        asked += 1
+        if asked <= times:
+            raise OSError("stale file handle")
+        return asked
+
+    assert cluster._patiently(lambda: answer_after(2)) == 3
+    with pytest.raises(OSError, match="stale"):
+        cluster._patiently(lambda: answer_after(1000))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system has no such thing")

@@ -40,6 +40,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setattr(sweep_view, "REDRAW_SECONDS", -1.0)
+    monkeypatch.setattr(SweepView, "_clock", lambda self: "0:00:00")
     made = jobs_of(
         SWEEPS["demo"], PRESETS["quick"][1], out=tmp_path, threads=1, device="cpu", fingerprint=lambda *_: "same"
     )
