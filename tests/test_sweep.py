@@ -84,10 +84,11 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
 
 def training_of(job: Job) -> tuple[int, int]:
     """The process ids of a job's training, and of the Ray worker that runs it."""
+    name = job.name.encode()
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             command = (status.parent / "cmdline").read_bytes().split(b"\0")
-            if any(word.endswith(b"train.py") for word in command) and str(job.folder).encode() in command:
+            if any(word.endswith(b"train.py") for word in command) and any(name in word for word in command):
                 parent = re.findall(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)[0]
                 return int(status.parent.name), int(parent)
         except OSError:  # it has ended meanwhile
