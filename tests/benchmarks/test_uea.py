@@ -1,15 +1,18 @@
 """The UEA benchmark: what it reads, what it trains, what it says."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import uea_schedule
-from benchmarks.classify import kept_scores
+from benchmarks import uea, uea_schedule
+from benchmarks.classify import Losses, kept_scores, update
+from benchmarks.encoder import Encoder
 from benchmarks.uea import Config, Penalised, findings, load, load_encoder, main, read_split, table, train
 from primal_dt.logbook import read_metrics
 
@@ -121,6 +124,33 @@ def test_a_toy_is_learnt_and_what_is_saved_says_the_same(toy: Path, attention: s
     for other in (replace(config, lr=2e-3), replace(config, folder=toy.parent), replace(config, schedule="cosine")):
         assert kept_scores(folder, other.facts(attention, 0)) is None
     assert kept_scores(folder, config.facts(attention, 1)) is None
+
+
+@pytest.mark.parametrize("last_loss", [50.0, math.nan])
+def test_a_training_that_came_apart_goes_back_to_its_best_epoch(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_loss: float
+) -> None:
+    config = Config(dataset="Toy", folder=toy, epochs=3, out=toy / "out")
+    calls = 0
+    good: dict[str, torch.Tensor] = {}
+
+    def apart_in_the_last_epoch(model: Encoder, *arguments: Any, **options: Any) -> Losses:
+        nonlocal calls
+        calls += 1
+        losses = update(model, *arguments, **options)
+        if calls == 6:  # 40 series in batches of 16 are 3 an epoch
+            good.update({name: value.clone() for name, value in model.state_dict().items()})
+        if calls <= 6:
+            return losses
+        with torch.no_grad():
+            model.head.weight.fill_(torch.nan)
+        return losses._replace(total=torch.tensor(last_loss))
+
+    monkeypatch.setattr(uea, "update", apart_in_the_last_epoch)
+    train(config, "softmax", 0, load("Toy", toy))
+    kept, _ = load_encoder(config.run_folder("softmax", 0), 1)
+    assert all(torch.equal(value, good[name]) for name, value in kept.state_dict().items())
+    assert "in epoch 2" in capsys.readouterr().out
 
 
 def test_what_was_trained_is_not_trained_again(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
