@@ -360,7 +360,7 @@ def main(config: Config) -> None:
             print(f"{attention}, seed {seed}: {scores[attention][-1]:.2f} %{note}", flush=True)
     print(f"\n{table(config, scores)}\n")
     if config.dataset in TABLE_1:
-        print("The paper's numbers are the best epoch on the test split; ours are the last epoch's.")
+        print("The paper's numbers are the best epoch on the test split; ours look at it once, at the end.")
     print("".join(f"{line}\n" for line in findings(config, scores)))
     path = config.out / f"{config.dataset}.json"
     every = [
