@@ -1,0 +1,135 @@
+"""Files that an earlier version wrote are read, resumed, evaluated and recognized by this one (tests/golden)."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import train
+from envs import evaluated as evaluated_module
+from envs.datasets import load_dataset
+from envs.evaluation import evaluate_episodes
+from envs.sweeps import SWEEPS, jobs_of
+from primal_dt.checkpoint import load_checkpoint
+from primal_dt.logbook import read_metrics
+from primal_dt.runs import read_config
+from primal_dt.store import open_store
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, in a folder where its data is, evaluated with the packages of its time."""
+    monkeypatch.setenv("PRIMAL_DT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.chdir(tmp_path)
+    versions = json.loads((GOLDEN / "run" / "config.json").read_text())["versions"]
+    monkeypatch.setattr(evaluated_module, "version", versions.__getitem__)
+    shutil.copy(GOLDEN / "hopper.hdf5", tmp_path)
+    return Path(shutil.copytree(GOLDEN / "run", Path("runs") / "golden"))
+
+
+@pytest.fixture
+def episodes_run(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """The episodes that are really run."""
+    seen: list[tuple[float, int]] = []
+
+    def counted(policy: Any, task: Any, wanted: Any, **options: Any) -> Any:
+        seen.extend(wanted)
+        return evaluate_episodes(policy, task, wanted, **options)
+
+    monkeypatch.setattr(evaluated_module, "evaluate_episodes", counted)
+    return seen
+
+
+def call(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", [Path(program.__file__).name, *arguments])
+    return int(program.main())
+
+
+def evaluated_groups(monkeypatch: pytest.MonkeyPatch, episodes: int) -> Any:
+    flags = ["--episodes", str(episodes), "--device", "cpu", "--workers", "0", "--out", "report"]
+    assert call(evaluate, monkeypatch, "runs/golden", *flags) == 0
+    return json.loads(Path("report/report.json").read_text())["groups"]
+
+
+def test_the_store_opens_bit_for_bit() -> None:
+    (folder,) = (GOLDEN / "store").iterdir()
+    store = open_store(folder)
+    assert store.fingerprint == folder.name
+    assert store.trajectories.lengths.tolist() == [6] * 20
+    assert np.array_equal(store.trajectories.actions, np.tanh(store.trajectories.observations[:, :3]))
+
+
+def test_the_data_makes_the_same_store(run: Path, tmp_path: Path) -> None:
+    (golden,) = (GOLDEN / "store").iterdir()
+    load_dataset("hopper.hdf5")
+    (own,) = (tmp_path / "cache").glob("**/stores/*")
+    assert own.name == golden.name
+    for path in golden.iterdir():
+        assert (own / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_the_configuration_is_read(run: Path) -> None:
+    config, _ = read_config(run)
+    assert (config.dataset, config.model.width, config.optimizer.steps) == ("hopper.hdf5", 8, 20)
+    assert config.run.name == "golden"
+
+
+def test_the_checkpoint_acts(run: Path) -> None:
+    checkpoint = load_checkpoint(run)
+    assert checkpoint.step == 10
+    policy = checkpoint.policy()
+    policy.reset([3600.0])
+    assert np.isfinite(policy.act(np.zeros((1, 11)))).all()
+
+
+def test_the_run_resumes_to_the_same_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(train, monkeypatch, "--resume", "runs/golden") == 0
+    expected = json.loads((GOLDEN / "finished.json").read_text())["metrics"]
+    metrics = read_metrics(run)
+    assert [line["step"] for line in metrics] == [line["step"] for line in expected] == [5, 10, 15, 20]
+    for own, golden in zip(metrics, expected, strict=True):
+        assert golden.keys() == own.keys() - {"time", "train/steps_per_second"}
+        for name, value in golden.items():
+            assert own[name] == pytest.approx(value, rel=1e-3, abs=1e-5), (own["step"], name)
+    assert all(torch.isfinite(value).all() for value in load_checkpoint(run).weights.values())
+
+
+def test_the_cached_evaluation_is_recognized(
+    run: Path, episodes_run: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in (run / "evaluations").iterdir()}
+    assert evaluated_groups(monkeypatch, 2) == json.loads((GOLDEN / "groups.json").read_text())
+    assert episodes_run == []
+    assert {path.name: path.read_bytes() for path in (run / "evaluations").iterdir()} == before
+
+
+def test_the_checkpoint_evaluates_as_it_did(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(run / "evaluations")
+    (own,), (golden,) = evaluated_groups(monkeypatch, 2), json.loads((GOLDEN / "groups.json").read_text())
+    for mine, theirs in zip(own["runs"][0]["episodes"], golden["runs"][0]["episodes"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", json.loads((GOLDEN / "jobs.json").read_text()))
+def test_the_jobs_of_a_sweep_are_recognized(name: str, run: Path) -> None:
+    golden = json.loads((GOLDEN / "jobs.json").read_text())[name]
+    grid, flags = SWEEPS.get(name, SWEEPS["grid"]), []
+    if name == "file":
+        grid = replace(grid, datasets=("hopper.hdf5",), seeds=(0,), attention=("primal-plus",))
+        flags = ["--steps", "20"]
+    base, _ = train.parse([grid.preset, *grid.flags, *flags], program="train.py")
+    jobs = jobs_of(
+        grid, base, out=Path("/sweep"), threads=1, device="cpu", fingerprint=lambda dataset, config: "0" * 64
+    )
+    assert len(jobs) == golden["jobs"]
+    assert set(golden["names"]) <= {job.name for job in jobs}
