@@ -20,21 +20,21 @@ from typing import Annotated
 import torch
 import tyro
 
-from envs.episodes import DataError
-from envs.evaluated import Plan, Trained, evaluate_behaviour, evaluate_trained, open_trained
-from envs.progress import Progress
+from envs.datasets.checks import DataError
 from envs.published import TABLE_4
 from envs.tasks import task_named
 from envs.video import check_video, record_video
-from primal_dt.checkpoint import CheckpointError
-from primal_dt.distributed import choose_device
-from primal_dt.files import check_writable
-from primal_dt.inference import InferenceMode
-from primal_dt.report import Evaluated, Report
-from primal_dt.report_files import MARKS, results_table, write_report_and_plots
-from primal_dt.rollout import RolloutError
-from primal_dt.runs import facts
-from primal_dt.terminal import begin_program, explain
+from primal_dt.evaluation.callbacks import Progress
+from primal_dt.evaluation.report import Evaluated, Report
+from primal_dt.evaluation.report_files import MARKS, results_table, write_report_and_plots
+from primal_dt.evaluation.rollout import RolloutError
+from primal_dt.evaluation.trained_run import Plan, Trained, evaluate_behaviour, evaluate_trained, open_trained
+from primal_dt.policy.inference import InferenceMode
+from primal_dt.system.files import check_writable
+from primal_dt.system.terminal import begin_program, explain
+from primal_dt.training.checkpoint import CheckpointError
+from primal_dt.training.distributed import choose_device
+from primal_dt.training.run_folder import facts
 
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 

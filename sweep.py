@@ -25,20 +25,20 @@ from filelock import FileLock, Timeout
 
 import evaluate
 import train
-from envs.cache import CACHE_VARIABLE, cache_folder
-from envs.cluster import Resources, connected, require_cluster, require_room, run_jobs
-from envs.episodes import DataError
-from envs.job_process import Programs
-from envs.jobs import Job, JobRecord
-from envs.minari_data import minari_folder
-from envs.sweep_plan import show_plan
-from envs.sweep_view import SweepView
-from envs.sweeps import SWEEPS, Grid, fingerprint_of, jobs_of, must_download
-from primal_dt.checkpoint import CheckpointError
+from envs.datasets.cache import CACHE_VARIABLE, cache_folder
+from envs.datasets.checks import DataError
+from envs.datasets.minari import minari_folder
 from primal_dt.config import Attention
 from primal_dt.config import Config as Training
-from primal_dt.files import check_writable
-from primal_dt.terminal import begin_program, explain
+from primal_dt.sweep.cluster import Resources, connected, require_cluster, require_room, run_jobs
+from primal_dt.sweep.grid import SWEEPS, Grid, fingerprint_of, jobs_of, must_download
+from primal_dt.sweep.job import Job, JobRecord
+from primal_dt.sweep.plan import show_plan
+from primal_dt.sweep.view import SweepView
+from primal_dt.sweep.worker import Programs
+from primal_dt.system.files import check_writable
+from primal_dt.system.terminal import begin_program, explain
+from primal_dt.training.checkpoint import CheckpointError
 
 EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
 INSTEAD = {

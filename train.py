@@ -18,27 +18,27 @@ from typing import Any
 import torch
 import tyro
 
-from envs.datasets import Dataset, load_dataset
-from envs.episodes import DataError
-from envs.evaluated import describe_trained, open_trained
-from envs.evaluation import Watch, evaluate
-from envs.mujoco import make_environment
+from envs.datasets.checks import DataError
+from envs.datasets.load import Dataset, load_dataset
+from envs.make import make_environment
 from envs.training import dataset_again, make_sampler, model_shape, task_facts
-from primal_dt.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from primal_dt.config import PRESETS, Config
-from primal_dt.distributed import Processes, join_processes
-from primal_dt.files import check_writable
-from primal_dt.memory import keep_freed_memory
-from primal_dt.model import DecisionTransformer
-from primal_dt.report import Report
-from primal_dt.report_files import write_report_and_plots
-from primal_dt.rollout import Episode, Policy, RolloutError
-from primal_dt.run import Run
-from primal_dt.runs import facts, lock_run, named_run_folder, new_run_folder, read_config, write_config
-from primal_dt.score import summary_table
-from primal_dt.stopping import StopRequest, catch_signals
-from primal_dt.terminal import begin_program, explain
-from primal_dt.trainer import BadLossError, Trainer
+from primal_dt.evaluation.evaluate import Watch, evaluate
+from primal_dt.evaluation.report import Report
+from primal_dt.evaluation.report_files import write_report_and_plots
+from primal_dt.evaluation.rollout import Episode, Policy, RolloutError
+from primal_dt.evaluation.score import summary_table
+from primal_dt.evaluation.trained_run import describe_trained, open_trained
+from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.system.files import check_writable
+from primal_dt.system.memory import keep_freed_memory
+from primal_dt.system.stopping import StopRequest, catch_signals
+from primal_dt.system.terminal import begin_program, explain
+from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from primal_dt.training.distributed import Processes, join_processes
+from primal_dt.training.recorder import Run
+from primal_dt.training.run_folder import facts, lock_run, named_run_folder, new_run_folder, read_config, write_config
+from primal_dt.training.trainer import BadLossError, Trainer
 
 SPECTRUM_SEQUENCES = 8
 EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.program import run_program
 from benchmarks.workers import ours, quartiles, take_turns, working, write_episodes
-from primal_dt.files import atomic_write
-from primal_dt.table import format_table
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
 
 WITHOUT = {
     "shards": "all threads share every operation, instead of a part of the batch for each",

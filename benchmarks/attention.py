@@ -20,7 +20,7 @@ import torch
 from benchmarks.measure import Timing, large_matrix_product, peak_memory_mib, run_alone, time_interleaved
 from benchmarks.program import check_device, run_program
 from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
-from primal_dt.table import format_table
+from primal_dt.system.table import format_table
 
 WIDTH, NUM_HEADS, RANK = 128, 2, 32
 PRIMAL, EXPLICIT, FUSED = "primal", "softmax, matrix in memory", "softmax, fused"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.encoder import Encoder, EncoderShape, classification_loss
-from primal_dt.files import atomic_write
+from primal_dt.system.files import atomic_write
 
 __all__ = [
     "LabelledBatch",

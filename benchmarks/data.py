@@ -21,14 +21,14 @@ from tqdm import tqdm
 
 from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
 from benchmarks.program import run_program
-from envs.behaviour import load_policy
-from envs.datasets import load_dataset
-from envs.minari_data import RecordedEpisode, write_minari
-from envs.mujoco import make_environment
-from envs.record import run_episode
+from envs.behaviour.policies import load_policy
+from envs.behaviour.record import run_episode
+from envs.datasets.load import load_dataset
+from envs.datasets.minari import RecordedEpisode, write_minari
+from envs.make import make_environment
 from envs.tasks import ENVIRONMENTS, Task, task_of
-from primal_dt.data import WindowSampler
-from primal_dt.table import format_table
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.system.table import format_table
 
 EPISODE = 1000
 

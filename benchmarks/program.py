@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 import tyro
 
-from primal_dt.terminal import begin_program, explain
+from primal_dt.system.terminal import begin_program, explain
 
 __all__ = ["check_device", "run_program"]
 

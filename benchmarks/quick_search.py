@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from benchmarks.measure import time_interleaved
 from benchmarks.program import run_program
-from envs.datasets import load_dataset
+from envs.datasets.load import load_dataset
 from primal_dt.config import OptimizerConfig
-from primal_dt.data import WindowSampler
-from primal_dt.model import DecisionTransformer, ModelShape
-from primal_dt.table import format_table
-from primal_dt.trainer import Trainer
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.system.table import format_table
+from primal_dt.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 BASE: dict[str, Any] = {

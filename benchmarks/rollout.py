@@ -19,18 +19,18 @@ from tqdm import tqdm
 
 from benchmarks.measure import Timing, time_interleaved
 from benchmarks.program import run_program
-from envs.evaluation import choose_workers
-from envs.mujoco import make_environment
+from envs.make import make_environment
 from envs.tasks import task_of
-from primal_dt.data import Batch
-from primal_dt.files import atomic_write
-from primal_dt.inference import InferenceMode
-from primal_dt.model import DecisionTransformer, ModelShape
-from primal_dt.normalizer import Normalizer
-from primal_dt.policy import DecisionTransformerPolicy
-from primal_dt.rollout import Policy
-from primal_dt.table import format_table
-from primal_dt.vector import Environments
+from primal_dt.data.normalizer import Normalizer
+from primal_dt.data.sampler import Batch
+from primal_dt.evaluation.evaluate import choose_workers
+from primal_dt.evaluation.rollout import Policy
+from primal_dt.evaluation.vector import Environments
+from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.policy.inference import InferenceMode
+from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
 
 TASK = task_of("HalfCheetah-v5")
 PLAIN = "plain loop, 1 environment"

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from benchmarks.program import run_program
-from primal_dt.data import Batch
-from primal_dt.model import DecisionTransformer, ModelShape
-from primal_dt.objective import loss_terms
-from primal_dt.table import format_table
+from primal_dt.data.sampler import Batch
+from primal_dt.model.objective import loss_terms
+from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.system.table import format_table
 
 FLOAT_BYTES = 4
 STATE_WIDTH, ACTION_WIDTH = 17, 6

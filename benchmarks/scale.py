@@ -20,16 +20,16 @@ from benchmarks.measure import time_interleaved
 from benchmarks.program import run_program
 from benchmarks.rollout import STEPS_PER_CALL, TASK, Session
 from benchmarks.roofline import GPUS, Gpu, Step, step_of
-from envs.mujoco import make_environment
-from envs.sweep_plan import makespan
-from envs.sweeps import SWEEPS, Grid
+from envs.make import make_environment
 from primal_dt.config import PRESETS
 from primal_dt.config import Config as Training
-from primal_dt.model import DecisionTransformer, ModelShape
-from primal_dt.normalizer import Normalizer
-from primal_dt.policy import DecisionTransformerPolicy
-from primal_dt.table import format_table
-from primal_dt.vector import Environments
+from primal_dt.data.normalizer import Normalizer
+from primal_dt.evaluation.vector import Environments
+from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.sweep.grid import SWEEPS, Grid
+from primal_dt.sweep.plan import makespan
+from primal_dt.system.table import format_table
 
 ENVIRONMENTS = 64
 

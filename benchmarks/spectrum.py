@@ -15,15 +15,15 @@ import tyro
 
 from benchmarks.classify import FACTS
 from benchmarks.program import run_program
-from benchmarks.uea import load_encoder
-from envs.datasets import load_dataset
+from benchmarks.uea.run import load_encoder
+from envs.datasets.load import load_dataset
 from envs.training import dataset_again
 from primal_dt.attention import Spectrum, model_spectra
-from primal_dt.checkpoint import CheckpointFolder
-from primal_dt.data import WindowSampler
-from primal_dt.files import atomic_write
-from primal_dt.runs import read_config
-from primal_dt.table import format_table
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
+from primal_dt.training.checkpoint import CheckpointFolder
+from primal_dt.training.run_folder import read_config
 
 
 @dataclass(frozen=True)

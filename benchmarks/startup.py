@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.data import write_d4rl
 from benchmarks.program import run_program
 from envs.tasks import task_of
-from primal_dt.files import atomic_write
-from primal_dt.table import format_table
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
 
 PROGRAM = Path(__file__).parent.parent / "train.py"
 FLAGS = {"steps": 1, "log-every-steps": 1, "save-every-steps": 1, "eval-every-steps": 0, "spectrum-every-steps": 0}

@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.program import run_program
 from benchmarks.workers import PEERS, Job, environment_python, ours, quartiles, take_turns, working, write_episodes
-from primal_dt.files import atomic_write
-from primal_dt.table import format_table
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
 
 OURS = ("primal-plus", "softmax")
 PRODUCTS = Job("products", Path(sys.executable), "with_products.py", {})

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from envs import cache
-from envs.datasets import load_dataset
-from envs.describe import QUANTILES, describe, plot_returns
-from envs.episodes import DataError
-from envs.minari_data import check_name, minari_folder, open_minari
+from envs.datasets import cache
+from envs.datasets.checks import DataError
+from envs.datasets.describe import QUANTILES, describe, plot_returns
+from envs.datasets.load import load_dataset
+from envs.datasets.minari import check_name, minari_folder, open_minari
 from envs.tasks import KNOWN_NAMES, parse_name, task_of
-from primal_dt.table import format_table
-from primal_dt.terminal import begin_program, explain
+from primal_dt.system.table import format_table
+from primal_dt.system.terminal import begin_program, explain
 
 RESERVED = ("primal/", "mujoco/", "d4rl/", "D4RL/")
 Name = Annotated[str, tyro.conf.Positional]
@@ -126,8 +126,8 @@ def record(
         seed: of the first episode; the next has seed + 1, and so on.
         overwrite: replace a data set of that name.
     """
-    from envs.recipes import Ingredient, builtin_recipe
-    from envs.record import record as record_dataset
+    from envs.behaviour.recipes import Ingredient, builtin_recipe
+    from envs.behaviour.record import record as record_dataset
 
     if steps < 1 or not 0 <= seed < 2**31:
         raise DataError(f"--steps ({steps}) must be at least 1, and --seed ({seed}) from 0 to 2^31 - 1")

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.episodes import ActionBox, DataError
-from primal_dt.score import normalized
+from envs.datasets.checks import ActionBox, DataError
+from primal_dt.evaluation.score import normalized
 
 __all__ = [
     "ENVIRONMENTS",

@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envs.datasets import Dataset
+from envs.datasets.load import Dataset
 from envs.tasks import parse_name
 from primal_dt.config import Config
-from primal_dt.data import WindowSampler
-from primal_dt.model import ModelShape
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.model.transformer import ModelShape
 
 __all__ = ["dataset_again", "make_sampler", "model_shape", "task_facts"]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from envs.episodes import DataError
-from envs.mujoco import make_environment
+from envs.datasets.checks import DataError
+from envs.make import make_environment
 from envs.tasks import Task
-from primal_dt.rollout import Episode, Policy, rollout
+from primal_dt.evaluation.rollout import Episode, Policy, rollout
 
 __all__ = ["check_video", "record_video"]
 

@@ -16,18 +16,18 @@ import torch
 
 import evaluate
 import train
-from envs import evaluated as evaluated_module
 from envs import video as video_module
-from envs.behaviour import read_card
-from envs.episodes import DataError
-from envs.evaluation import BatchedPolicy, evaluate_episodes
-from envs.mujoco import make_environment
-from envs.progress import Progress
+from envs.behaviour.policies import read_card
+from envs.datasets.checks import DataError
+from envs.make import make_environment
 from envs.published import TABLE_4
-from envs.results import KeptEpisodes
 from envs.tasks import ENVIRONMENTS, task_named
-from primal_dt.checkpoint import load_checkpoint
-from primal_dt.rollout import Episode, RolloutError, rollout
+from primal_dt.evaluation import trained_run as evaluated_module
+from primal_dt.evaluation.callbacks import Progress
+from primal_dt.evaluation.episode_cache import KeptEpisodes
+from primal_dt.evaluation.evaluate import BatchedPolicy, evaluate_episodes
+from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
+from primal_dt.training.checkpoint import load_checkpoint
 from tests.envs.files import d4rl_arrays, write_d4rl
 
 pytestmark = pytest.mark.xdist_group("evaluate")  # one process trains what they evaluate
@@ -223,7 +223,7 @@ def test_an_episode_that_fails_loses_none_that_had_ended(
         return rollout(*arguments, on_episode=told, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("envs.evaluation.rollout", fails_late)
+        patch.setattr("primal_dt.evaluation.evaluate.rollout", fails_late)
         code, _, err = call(run, "--episodes", 2)
     failed = "window: the environment of the episode with seed 7 failed at step 3"
     assert (code, err.splitlines()[-1]) == (1, f"error: {run.name}, {failed}")
@@ -255,7 +255,7 @@ def test_a_run_that_cannot_be_written_to_is_evaluated_all_the_same(
 ) -> None:
     run = primal(runs)[0]
     before = sorted(run.rglob("*"))
-    monkeypatch.setattr("primal_dt.files.os.access", lambda path, mode: not path.is_relative_to(run.absolute()))
+    monkeypatch.setattr("primal_dt.system.files.os.access", lambda path, mode: not path.is_relative_to(run.absolute()))
     code, out, _ = call(run, "--episodes", 2)
     assert (code, "3600*" in out) == (0, True)
     assert caplog.messages == [f"episodes are not kept: {run.absolute()}: no permission to write there"]
@@ -508,7 +508,7 @@ def test_without_a_renderer_it_is_told(runs: Path, call: Run, monkeypatch: pytes
 def test_a_bar_shows_the_time_left_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envs.progress.sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("primal_dt.evaluation.callbacks.sys.stderr.isatty", lambda: True, raising=False)
     with Progress("a run") as bar:
         bar.begin(2, 10)
         time.sleep(0.15)  # bars are not drawn more often

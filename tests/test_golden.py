@@ -13,14 +13,14 @@ import torch
 
 import evaluate
 import train
-from envs import evaluated as evaluated_module
-from envs.datasets import load_dataset
-from envs.evaluation import evaluate_episodes
-from envs.sweeps import SWEEPS, jobs_of
-from primal_dt.checkpoint import load_checkpoint
-from primal_dt.logbook import read_metrics
-from primal_dt.runs import read_config
-from primal_dt.store import open_store
+from envs.datasets.load import load_dataset
+from primal_dt.data.store import open_store
+from primal_dt.evaluation import trained_run as evaluated_module
+from primal_dt.evaluation.evaluate import evaluate_episodes
+from primal_dt.sweep.grid import SWEEPS, jobs_of
+from primal_dt.training.checkpoint import load_checkpoint
+from primal_dt.training.metrics_log import read_metrics
+from primal_dt.training.run_folder import read_config
 
 GOLDEN = Path(__file__).parent / "golden"
 

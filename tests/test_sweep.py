@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import sweep
-from envs import sweep_plan
-from envs.job_process import run_job
-from envs.jobs import Job
-from envs.sweeps import SWEEPS
-from envs.trial import Trial, this_machine
-from primal_dt.checkpoint import load_checkpoint
-from primal_dt.logbook import read_metrics
+from primal_dt.sweep import plan as sweep_plan
+from primal_dt.sweep.grid import SWEEPS
+from primal_dt.sweep.job import Job
+from primal_dt.sweep.trial import Trial, this_machine
+from primal_dt.sweep.worker import run_job
+from primal_dt.training.checkpoint import load_checkpoint
+from primal_dt.training.metrics_log import read_metrics
 from tests.envs.files import d4rl_arrays, write_d4rl
 
 ray = pytest.importorskip("ray")

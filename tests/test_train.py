@@ -25,14 +25,14 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from envs.evaluation import evaluate
-from primal_dt import checkpoint as checkpoint_module
-from primal_dt.checkpoint import CheckpointError, load_checkpoint
 from primal_dt.config import PRESETS, Attention, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
-from primal_dt.logbook import read_metrics
-from primal_dt.model import ATTENTION_STACKS
-from primal_dt.runs import commit, lock_run
-from primal_dt.trainer import Trainer
+from primal_dt.evaluation.evaluate import evaluate
+from primal_dt.model.transformer import ATTENTION_STACKS
+from primal_dt.training import checkpoint as checkpoint_module
+from primal_dt.training.checkpoint import CheckpointError, load_checkpoint
+from primal_dt.training.metrics_log import read_metrics
+from primal_dt.training.run_folder import commit, lock_run
+from primal_dt.training.trainer import Trainer
 from tests.envs.files import d4rl_arrays, write_d4rl
 
 SMALL = shlex.split("""

@@ -17,18 +17,18 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from primal_dt import trainer as trainer_module
 from primal_dt.attention import SoftmaxAttention
 from primal_dt.attention.dropout import Dropout
 from primal_dt.attention.layer import select
 from primal_dt.config import OptimizerConfig
-from primal_dt.data import Trajectories, Trajectory, WindowSampler
-from primal_dt.logbook import Logbook
-from primal_dt.memory import keep_freed_memory
-from primal_dt.model import Block, DecisionTransformer, ModelShape
-from primal_dt.normalizer import Normalizer
-from primal_dt.scalars import training_scalars
-from primal_dt.trainer import Trainer
+from primal_dt.data.normalizer import Normalizer
+from primal_dt.data.sampler import Trajectories, Trajectory, WindowSampler
+from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
+from primal_dt.system.memory import keep_freed_memory
+from primal_dt.training import trainer as trainer_module
+from primal_dt.training.metrics_log import Logbook
+from primal_dt.training.scalars import training_scalars
+from primal_dt.training.trainer import Trainer
 
 LOG_EVERY_STEPS = 100
 PROFILED_STEPS, GROWTH_STEPS = 20, 2_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.listops import (
+from benchmarks.lra.listops import (
     END_TOKEN,
     FIRST_OPERATOR,
     SPLITS,

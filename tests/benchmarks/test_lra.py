@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmarks.classify import Losses
-from benchmarks.lra import Config, main, rows_in_order
-from benchmarks.lra_data import TRAINING_FILES, Penalised, load_image, load_text
-from benchmarks.lra_efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
-from primal_dt.logbook import read_metrics
+from benchmarks.lra.data import TRAINING_FILES, Penalised, load_image, load_text
+from benchmarks.lra.efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
+from benchmarks.lra.run import Config, main, rows_in_order
+from primal_dt.training.metrics_log import read_metrics
 
 CPU = torch.device("cpu")
 

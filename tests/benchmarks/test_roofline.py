@@ -5,10 +5,10 @@ import torch
 
 from benchmarks import scale
 from benchmarks.roofline import Gpu, Step, Watch, Work, step_of
-from envs.sweep_plan import makespan
-from envs.sweeps import SWEEPS
 from primal_dt.config import PRESETS
-from primal_dt.model import ModelShape
+from primal_dt.model.transformer import ModelShape
+from primal_dt.sweep.grid import SWEEPS
+from primal_dt.sweep.plan import makespan
 
 
 def test_work_is_that_of_operations_and_not_of_views() -> None:

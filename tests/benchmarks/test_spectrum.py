@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import train
-from benchmarks import uea
 from benchmarks.spectrum import Config, explained_at, main, names_of, numbers, spectra_of
+from benchmarks.uea import run as uea
 from primal_dt.attention import Spectrum
 from tests.envs.files import d4rl_arrays, write_d4rl
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import uea, uea_schedule
 from benchmarks.classify import Losses, kept_scores, update
 from benchmarks.encoder import Encoder
-from benchmarks.uea import Config, Penalised, findings, load, load_encoder, main, read_split, table, train
-from primal_dt.logbook import read_metrics
+from benchmarks.uea import run as uea
+from benchmarks.uea import schedule as uea_schedule
+from benchmarks.uea.run import Config, Penalised, findings, load, load_encoder, main, read_split, table, train
+from primal_dt.training.metrics_log import read_metrics
 
 pytest.importorskip("aeon")
 HEADER = """@problemName Toy

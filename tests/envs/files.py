@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from envs.minari_data import RecordedEpisode, write_minari
+from envs.datasets.minari import RecordedEpisode, write_minari
 from envs.tasks import ENVIRONMENTS, Task, task_of
 
 

@@ -1,0 +1,1 @@
+"""Classification of long sequences: the Long-Range Arena."""

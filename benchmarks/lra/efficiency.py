@@ -1,0 +1,215 @@
+"""What a training step of the Long-Range Arena's encoder costs, by stack and length: Table 3 of the paper, here."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from benchmarks.classify import LabelledBatch, update
+from benchmarks.encoder import Encoder
+from benchmarks.lra.data import OPTIONS, encoder_shape
+from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
+from benchmarks.published import TABLE_3
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
+
+__all__ = ["report_efficiency"]
+
+CANONICAL, PRIMALFORMER = "softmax, matrix in memory", "primalformer"
+IN_MEMORY: dict[str, Any] = {"fused": False}
+AS_PUBLISHED = IN_MEMORY | OPTIONS["softmax"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of the table."""
+
+    stack: str
+    softmax: Mapping[str, Any] = field(default_factory=dict)
+    """What its softmax layers are told. On a CPU torch has no fused kernel that could drop attention weights."""
+    is_published: bool = True
+    """Whether the paper's table has it."""
+
+
+ROWS = {
+    CANONICAL: Row("softmax", AS_PUBLISHED),
+    "softmax, weights not dropped": Row("softmax", IN_MEMORY, is_published=False),
+    "softmax, fused": Row("softmax", is_published=False),
+    "nystromformer": Row("nystromformer"),
+    "linformer": Row("linformer"),
+    "performer": Row("performer"),
+    "reformer": Row("reformer"),
+    "primal-plus, matrix in memory": Row("primal-plus", AS_PUBLISHED),
+    "primal-plus, fused": Row("primal-plus", is_published=False),
+    PRIMALFORMER: Row(PRIMALFORMER),
+}
+"""By name. "Matrix in memory" is as in the published code, which also drops a tenth of the attention weights."""
+PUBLISHED_TASK = {1024: "image", 2048: "listops", 4096: "text"}
+"""Length -> the task of that length in Table 3."""
+NUM_TOKENS, NUM_CLASSES, ETA = 256, 10, 0.05
+STEPS = 1_000
+BARS = {"speed": 7.4, "memory": 15.5}
+"""PrimalFormer over canonical attention at 4,096 tokens: at least the paper's."""
+
+
+def make_step(row: str, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
+    """A training step on random tokens, with AdamW, as in training."""
+    torch.manual_seed(0)
+    shape = encoder_shape(
+        num_classes=NUM_CLASSES, max_length=length, attention=ROWS[row].stack, softmax=ROWS[row].softmax
+    )
+    model = Encoder(nn.Embedding(NUM_TOKENS, shape.width), shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = LabelledBatch(
+        torch.randint(NUM_TOKENS, (batch_size, length), device=device),
+        None,
+        torch.randint(NUM_CLASSES, (batch_size,), device=device),
+    )
+    return lambda: update(model, optimizer, batch, eta=ETA)
+
+
+def memory_of(row: str, length: int, batch_size: int, device_name: str) -> float:
+    """MiB that a step takes above rest, to be called in a process of its own."""
+    device = torch.device(device_name)
+    small = make_step(row, 64, 1, device)
+    return peak_memory_mib(small, make_step(row, length, batch_size, device), device)
+
+
+def seconds_of(rows: list[str], length: int, batch_size: int, seconds: float, device_name: str) -> dict[str, float]:
+    """Row -> seconds of a step, the median over some, by turns; to be called in a process of its own."""
+    device = torch.device(device_name)
+    steps = {row: make_step(row, length, batch_size, device) for row in rows}
+    timings = time_interleaved(steps, seconds=seconds, device=device)
+    return {row: timing.median for row, timing in timings.items()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of one stack at one length; not finite where it did not fit."""
+
+    row: str
+    length: int
+    seconds: float
+    """Of a step."""
+    memory_mib: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether there was memory enough."""
+        return math.isfinite(self.seconds)
+
+
+Cells = Mapping[tuple[str, int], Cell]
+"""(row, length) -> what was measured."""
+
+
+def measure_length(
+    rows: Iterable[str], length: int, *, batch_size: int, seconds: float, device: torch.device
+) -> Iterator[Cell]:
+    """The cells of some rows at one length."""
+    memory: dict[str, float] = {}
+    for row in tqdm(rows, desc=f"memory, {length:,} tokens", leave=False, disable=None):
+        try:
+            memory[row] = run_alone(memory_of, row, length, batch_size, str(device))
+        except MemoryError:
+            memory[row] = math.inf
+    fit = [row for row, peak in memory.items() if math.isfinite(peak)]
+    took = run_alone(seconds_of, fit, length, batch_size, seconds, str(device), for_memory=False)
+    for row, peak in memory.items():
+        yield Cell(row, length, took.get(row, math.inf), peak)
+
+
+def report_efficiency(
+    *, lengths: tuple[int, ...], batch_size: int, seconds: float, device: torch.device, out: Path
+) -> None:
+    """Measure, print, save."""
+    cells = {
+        (cell.row, length): cell
+        for length in lengths
+        for cell in measure_length(ROWS, length, batch_size=batch_size, seconds=seconds, device=device)
+    }
+    print(tables(cells, lengths, batch_size))
+    with atomic_write(out / "efficiency.json") as file:
+        content: dict[str, Any] = {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "batch_size": batch_size,
+        }
+        content["cells"] = [asdict(cell) for cell in cells.values() if cell.fits]
+        file.write(json.dumps(content, indent=1).encode())
+    print(f"\nSaved efficiency.json in {out}")
+
+
+def tables(cells: Cells, lengths: tuple[int, ...], batch_size: int) -> str:
+    """Seconds of 1,000 steps, memory, and both against canonical attention, ours beside the paper's."""
+
+    def table(title: str, show: Callable[[str, int], str]) -> str:
+        header = [f"batch {batch_size}", *(f"{length:,} tokens" for length in lengths)]
+        return f"### {title}\n\n{format_table(header, [[row, *(show(row, n) for n in lengths)] for row in ROWS])}"
+
+    def fits(row: str, length: int, text: str) -> str:
+        return text if cells[row, length].fits else "does not fit"
+
+    def ratio(row: str, length: int, value: float, published: str) -> str:
+        if not cells[CANONICAL, length].fits:
+            return "nothing to compare with"
+        return fits(row, length, f"{value:.1f}{_paper(published, row, length)}")
+
+    against = "canonical attention with the matrix in memory; in brackets the paper's, on a V100"
+    parts = [
+        table(f"Seconds of {STEPS:,} steps", lambda row, n: fits(row, n, f"{STEPS * cells[row, n].seconds:,.0f}")),
+        table(
+            "Peak memory of a step above rest, MiB",
+            lambda row, n: fits(row, n, f"{cells[row, n].memory_mib:,.0f}"),
+        ),
+        table(f"Times as fast as {against}", lambda row, n: ratio(row, n, _speed(cells, row, n), "seconds")),
+        table(
+            f"Times less memory than {against}",
+            lambda row, n: ratio(row, n, _saving(cells, row, n), "gigabytes"),
+        ),
+        "\n".join(findings(cells, lengths)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _speed(cells: Cells, row: str, length: int) -> float:
+    return cells[CANONICAL, length].seconds / cells[row, length].seconds
+
+
+def _saving(cells: Cells, row: str, length: int) -> float:
+    return cells[CANONICAL, length].memory_mib / cells[row, length].memory_mib
+
+
+def _paper(quantity: str, row: str, length: int) -> str:
+    published = TABLE_3[quantity].get(PUBLISHED_TASK.get(length, ""), {})
+    if not ROWS[row].is_published or not published:
+        return ""
+    return f" ({published['softmax'] / published[ROWS[row].stack]:.1f})"
+
+
+def findings(cells: Cells, lengths: tuple[int, ...]) -> list[str]:
+    """What it should show at 4,096 tokens, and what it shows."""
+    if 4096 not in lengths:
+        return []
+    if not cells[CANONICAL, 4096].fits:
+        return ["* [not measured] canonical attention does not fit at 4,096 tokens: take a smaller --efficiency-batch"]
+    speed, saving = _speed(cells, PRIMALFORMER, 4096), _saving(cells, PRIMALFORMER, 4096)
+    fastest = min(ROWS, key=lambda row: cells[row, 4096].seconds)
+    lines = [
+        (
+            speed >= BARS["speed"],
+            f"primalformer, 4,096 tokens: {speed:.1f} times as fast as canonical attention (bar: {BARS['speed']})",
+        ),
+        (
+            saving >= BARS["memory"],
+            f"primalformer, 4,096 tokens: {saving:.1f} times less memory (bar: {BARS['memory']})",
+        ),
+        (fastest == PRIMALFORMER, f"the fastest at 4,096 tokens is {fastest} (bar: primalformer)"),
+    ]
+    return [f"* [{'met' if met else 'MISSED'}] {text}" for met, text in lines]

@@ -1,0 +1,1 @@
+"""Classification of time series: the UEA archive."""

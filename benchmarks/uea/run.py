@@ -1,0 +1,373 @@
+"""Time-series classification on the UEA archive, the attention stacks beside one another and beside the paper.
+
+Settings are the paper's: 2 layers, width 512, 8 heads, RAdam at 1e-3, batches of 16, 100 epochs, dropout 0.1, and its
+rank and eta for each data set; but for Handwriting, for which cross-validation on the training split chose a learning
+rate that falls along a cosine (benchmarks.uea.schedule). The encoder is not the published code's, which is post-norm
+and gives all positions together to its classifier: here blocks are pre-norm, an MLP is as wide as the model, and the
+classifier sees the mean over real steps. Series are standardised with the training split; the test split is looked at
+once, after the last epoch. (If the training loss has come apart there, ten times the lowest or more, the weights of the
+epoch with the lowest training loss are taken.)
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from benchmarks.classify import (
+    FACTS,
+    LabelledBatch,
+    Sequences,
+    accuracy,
+    keep,
+    kept_encoder,
+    kept_scores,
+    spread,
+    update,
+)
+from benchmarks.encoder import PENALISED, Encoder, EncoderShape, check_stacks
+from benchmarks.program import check_device
+from benchmarks.published import TABLE_1
+from primal_dt.system.files import atomic_write, check_writable
+from primal_dt.system.table import format_table
+from primal_dt.training.metrics_log import Logbook
+
+TEST_BATCH = 64
+FAR = 10.0
+"""A loss that is so many times the lowest is that of a training that came apart."""
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """What Primal-Attention is told."""
+
+    rank: int
+    eta: float
+    rank_multi: int = 10
+
+
+PAPER = {
+    ("JapaneseVowels", "primal-plus"): Penalised(30, 0.2, 5),
+    ("Handwriting", "primal-plus"): Penalised(20, 0.5, 5),
+    ("UWaveGestureLibrary", "primal-plus"): Penalised(40, 0.1, 10),
+    ("JapaneseVowels", "primalformer"): Penalised(40, 0.5, 5),
+    ("Handwriting", "primalformer"): Penalised(30, 0.2, 5),
+    ("UWaveGestureLibrary", "primalformer"): Penalised(20, 0.0, 10),
+}
+"""(data set, stack) -> what the paper uses."""
+OTHERWISE = Penalised(30, 0.1)
+EPOCHS = {"PEMS-SF": 400}
+"""Data set -> epochs in the paper, where they are not 100."""
+BARS = {"JapaneseVowels": 98.0}
+"""Data set -> what Primal.+ and PrimalFormer should reach on average."""
+Schedule = Literal["constant", "cosine"]
+SCHEDULES: dict[str, Schedule] = {"JapaneseVowels": "constant", "Handwriting": "cosine"}
+"""Data set -> what ``python -m benchmarks.uea.schedule`` chose."""
+USUAL_BATCH, USUAL_RATE, USUAL_EPOCHS = 16, 1e-3, 100
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train."""
+
+    dataset: str = "JapaneseVowels"
+    """The archive's name. JapaneseVowels comes with aeon; others are read from the folder."""
+    folder: Path | None = None
+    """Where NAME_TRAIN.ts and NAME_TEST.ts are, as https://timeseriesclassification.com has them."""
+    attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
+    """Stacks: softmax; primal-plus (last layer); primalformer (all layers); or another kind in all layers."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of weights, batches and dropout: one training each."""
+    epochs: int | None = None
+    """Passes over the training split. If not given: the paper's for the data set, 100 for most."""
+    batch_size: int = USUAL_BATCH
+    """Series of an update."""
+    lr: float = USUAL_RATE
+    """Learning rate of RAdam, at the beginning."""
+    schedule: Schedule | None = None
+    """What it does then. If not given: what cross-validation chose for the data set, or constant, as in the paper."""
+    rank: int | None = None
+    """Directions of Primal-Attention. If not given: the paper's for the data set, or 30."""
+    eta: float | None = None
+    """Weight of the KSVD penalty. If not given: the paper's for the data set, or 0.1."""
+    rank_multi: int | None = None
+    """Rows of the data-dependent weights, times the rank. If not given: the paper's for the data set, or 10."""
+    device: str = "cpu"
+    """cpu, cuda, mps."""
+    again: bool = False
+    """Train again what was trained with the same settings before. Otherwise its result is read from its folder."""
+    out: Path = Path("runs/uea")
+    """Where curves and results go."""
+
+    def __post_init__(self) -> None:
+        check_stacks(self.attention, self.seeds)
+        least = {"epochs": self.epochs, "batch_size": self.batch_size, "rank": self.rank, "rank_multi": self.rank_multi}
+        if wrong := [name for name, value in least.items() if value is not None and value < 1]:
+            raise ValueError(f"{wrong[0]} ({least[wrong[0]]}) must be at least 1")
+        if self.lr <= 0 or (self.eta is not None and self.eta < 0):
+            raise ValueError(f"lr ({self.lr}) must be above 0, and eta ({self.eta}) not below")
+
+    def num_epochs(self) -> int:
+        """Passes over the training split."""
+        return EPOCHS.get(self.dataset, USUAL_EPOCHS) if self.epochs is None else self.epochs
+
+    def learning_rate(self) -> Schedule:
+        """What the learning rate does."""
+        return SCHEDULES.get(self.dataset, "constant") if self.schedule is None else self.schedule
+
+    def penalised(self, attention: str) -> Penalised:
+        """What Primal-Attention is told in a stack."""
+        given = {name: getattr(self, name) for name in ("rank", "eta", "rank_multi")}
+        paper = PAPER.get((self.dataset, attention), OTHERWISE)
+        return Penalised(**(asdict(paper) | {name: value for name, value in given.items() if value is not None}))
+
+    def facts(self, attention: str, seed: int) -> dict[str, Any]:
+        """What a training depends on."""
+        told = asdict(self.penalised(attention)) if attention in PENALISED else {}
+        return {
+            "dataset": self.dataset,
+            "data": None if self.folder is None else str(self.folder.resolve()),
+            "epochs": self.num_epochs(),
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "schedule": self.learning_rate(),
+            "device": self.device,
+            "attention": attention,
+            "seed": seed,
+            **told,
+            "torch": torch.__version__,
+        }
+
+    def run_folder(self, attention: str, seed: int) -> Path:
+        """Where a training writes: another one for other settings, so that neither is lost."""
+        told = self.penalised(attention)
+        settings = [f"r{told.rank}-eta{told.eta:g}-x{told.rank_multi}"] if attention in PENALISED else []
+        usual = {"epochs": EPOCHS.get(self.dataset, USUAL_EPOCHS), "batch": USUAL_BATCH, "lr": USUAL_RATE}
+        own = {"epochs": self.num_epochs(), "batch": self.batch_size, "lr": self.lr}
+        settings += [f"{name}{own[name]:g}" for name in own if own[name] != usual[name]]
+        settings += [self.learning_rate()] if self.learning_rate() != "constant" else []
+        return self.out / "__".join([self.dataset, attention, *settings, f"s{seed}"])
+
+
+def load(dataset: str, folder: Path | None) -> tuple[Sequences, Sequences]:
+    """The training and the test split, standardised channel by channel with the former.
+
+    Raises:
+        ValueError: if the files are not there, not of this format, not of one archive, or have missing values.
+    """
+    training, test = (read_split(dataset, folder, split) for split in ("train", "test"))
+    if unknown := set(test.labels) - set(training.labels):
+        raise ValueError(f"the test split of {dataset} has classes that the training split has not: {sorted(unknown)}")
+    return standardised(training, test)
+
+
+@dataclass(frozen=True)
+class Series:
+    """As they are in the archive."""
+
+    values: Sequence[np.ndarray]
+    """(channels, steps) each."""
+    labels: Sequence[str]
+    """The names of their classes."""
+
+
+def standardised(training: Series, other: Series) -> tuple[Sequences, Sequences]:
+    """Both, scaled channel by channel with the former, classes as numbers."""
+    classes = {name: number for number, name in enumerate(sorted({*training.labels, *other.labels}))}
+    every = np.concatenate(training.values, axis=1)  # (channels, steps of all)
+    mean, deviation = every.mean(1), every.std(1) + 1e-8
+
+    def scaled(series: Series) -> Sequences:
+        values = [((one.T - mean) / deviation).astype(np.float32) for one in series.values]
+        labels = torch.tensor([classes[name] for name in series.labels])
+        return Sequences([torch.from_numpy(one) for one in values], labels)
+
+    return scaled(training), scaled(other)
+
+
+def read_split(dataset: str, folder: Path | None, split: str) -> Series:
+    """The training split (``train``) or the test split (``test``)."""
+    try:
+        from aeon.datasets import load_from_ts_file, load_japanese_vowels
+    except ImportError as error:
+        raise ValueError(
+            "the UEA archive is read by aeon: pip install -c constraints.txt -e '.[benchmarks]'"
+        ) from error
+    if folder is None:
+        if dataset != "JapaneseVowels":
+            names = f"{dataset}_TRAIN.ts and {dataset}_TEST.ts"
+            raise ValueError(f"{dataset} does not come with aeon: give --folder, with {names} in it")
+        series, labels = load_japanese_vowels(split=split)
+        return Series([np.asarray(one) for one in series], list(labels))
+    path = folder / f"{dataset}_{split.upper()}.ts"
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: the archive's files are NAME_TRAIN.ts and NAME_TEST.ts")
+    try:
+        series, labels = load_from_ts_file(str(path))
+    except Exception as error:  # whatever its parser stumbles over
+        raise ValueError(f"{path} is not in the archive's format: {error}") from error
+    if len(series) == 0 or len(labels) != len(series):
+        raise ValueError(f"{path} has {len(series)} series and {len(labels)} classes: it must have as many of both")
+    if missing := [number for number, one in enumerate(series) if not np.isfinite(one).all()]:
+        raise ValueError(f"{path} has missing values, in {len(missing)} series, the first of them number {missing[0]}")
+    return Series([np.asarray(one) for one in series], list(labels))
+
+
+def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences]) -> float:
+    """Train one classifier and return its test accuracy in percent."""
+    folder = config.run_folder(attention, seed)
+    with closing(logbook_of(config, attention, folder)) as logbook:
+        model = fit(config, attention, seed, splits, logbook)
+        score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
+        logbook.write(config.num_epochs(), {"test/accuracy": score})
+    keep(folder, model, config.facts(attention, seed), {"test": score})
+    return score
+
+
+def logbook_of(config: Config, attention: str, folder: Path) -> Logbook:
+    """The curves of a training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Logbook(folder, texts={"settings": settings(attention, config.penalised(attention))})
+
+
+def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], logbook: Logbook) -> Encoder:
+    """Train one classifier.
+
+    Args:
+        config: settings.
+        attention: the stack.
+        seed: of weights, batches and dropout.
+        splits: what it learns from, and what it will be asked for; only the number of steps and classes counts there.
+        logbook: for its curves.
+    """
+    training, asked = splits
+    told, device = config.penalised(attention), torch.device(config.device)
+    torch.manual_seed(seed)
+    order = torch.Generator().manual_seed(seed)
+    shape = EncoderShape(
+        num_classes=int(torch.cat([training.labels, asked.labels]).max()) + 1,
+        max_length=max(training.longest, asked.longest),
+        attention=attention,
+        options={"primal": {"rank": told.rank, "rank_multi": told.rank_multi}},
+    )
+    model = Encoder(nn.Linear(training.tokens[0].shape[1], shape.width), shape).to(device)
+    number, epochs = len(training.tokens), config.num_epochs()
+    optimizer = torch.optim.RAdam(model.parameters(), lr=config.lr)
+    falls = config.learning_rate() == "cosine"
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: (1 + math.cos(math.pi * done / epochs)) / 2 if falls else 1.0
+    )
+    best = Best()
+    for epoch in tqdm(range(1, epochs + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
+        rows = torch.randperm(number, generator=order).tolist()
+        batches = training.batches(config.batch_size, device, rows)
+        losses = [torch.stack(update(model, optimizer, batch, eta=told.eta)) for batch in batches]
+        schedule.step()  # once an epoch
+        loss, penalty, correct = torch.stack(losses).mean(0).tolist()
+        curves = {"train/loss": loss, "train/accuracy": 100 * correct * len(losses) / number}
+        logbook.write(epoch, curves | ({"train/penalty": penalty} if attention in PENALISED else {}))
+        best.see(epoch, loss, model)
+    if best.is_far_below(loss):
+        print(f"{attention}, seed {seed}: the loss, {best.loss:.3g} in epoch {best.epoch}, is {loss:.3g} at the end")
+        model.load_state_dict(best.weights)
+    return model
+
+
+@dataclass
+class Best:
+    """The epoch whose training loss was lowest.
+
+    A constant learning rate can throw a model that has converged far off, from which it takes epochs to come back. If
+    the last epoch is in the middle of that, by the training loss, the weights of this one are taken instead.
+    """
+
+    epoch: int = 0
+    loss: float = math.inf
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, epoch: int, loss: float, model: nn.Module) -> None:
+        """Remember it, if it is lower."""
+        if loss < self.loss:
+            self.epoch, self.loss = epoch, loss
+            self.weights = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def is_far_below(self, loss: float) -> bool:
+        """Whether a loss is of another order."""
+        return bool(self.weights) and not loss <= FAR * self.loss
+
+
+def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabelledBatch]:
+    """A trained encoder, and the first test series of its data."""
+    facts = json.loads((folder / FACTS).read_text())["facts"]
+    _, test = load(facts["dataset"], None if facts["data"] is None else Path(facts["data"]))
+    channels, width = test.tokens[0].shape[1], EncoderShape.width
+    encoder = kept_encoder(folder, nn.Linear(channels, width))
+    return encoder, test.batch(range(min(sequences, len(test.tokens))), torch.device("cpu"))
+
+
+def settings(attention: str, told: Penalised) -> str:
+    """What Primal-Attention was told, if it is there."""
+    return f"rank {told.rank}, eta {told.eta:g}, rank_multi {told.rank_multi}" if attention in PENALISED else ""
+
+
+def table(config: Config, scores: dict[str, list[float]]) -> str:
+    """Ours, and the paper's."""
+    published = TABLE_1.get(config.dataset, {})
+    rows = [
+        [
+            attention,
+            spread(seen),
+            f"{min(seen):.1f} to {max(seen):.1f}",
+            f"{published[attention]:.1f}" if attention in published else "",
+            settings(attention, config.penalised(attention)),
+        ]
+        for attention, seen in scores.items()
+    ]
+    seeds = "1 seed" if len(config.seeds) == 1 else f"{len(config.seeds)} seeds"
+    return format_table([config.dataset, "test accuracy, %", seeds, "paper", "settings"], rows)
+
+
+def findings(config: Config, scores: dict[str, list[float]]) -> Iterator[str]:
+    """What it should show, and what it shows."""
+    bar = BARS.get(config.dataset)
+    for attention, seen in scores.items():
+        if bar is not None and attention in PENALISED:
+            mean = statistics.mean(seen)
+            yield f"* [{'met' if mean >= bar else 'MISSED'}] {attention}: {mean:.1f} % (bar: at least {bar} %)"
+
+
+def main(config: Config) -> None:
+    """Train, print, save."""
+    check_writable(config.out)
+    check_device(config.device)
+    splits = load(config.dataset, config.folder)
+    scores: dict[str, list[float]] = {attention: [] for attention in config.attention}
+    for seed in config.seeds:
+        for attention in config.attention:
+            folder = config.run_folder(attention, seed)
+            kept = None if config.again else kept_scores(folder, config.facts(attention, seed))
+            scores[attention].append(train(config, attention, seed, splits) if kept is None else kept["test"])
+            note = "" if kept is None else f" (from {folder}; --again to train anew)"
+            print(f"{attention}, seed {seed}: {scores[attention][-1]:.2f} %{note}", flush=True)
+    print(f"\n{table(config, scores)}\n")
+    if config.dataset in TABLE_1:
+        print("The paper's numbers are the best epoch on the test split; ours look at it once, at the end.")
+    print("".join(f"{line}\n" for line in findings(config, scores)))
+    path = config.out / f"{config.dataset}.json"
+    every = [
+        {**config.facts(attention, seed), "test_accuracy": score}
+        for attention, seen in scores.items()
+        for seed, score in zip(config.seeds, seen, strict=True)
+    ]
+    with atomic_write(path) as file:
+        file.write(json.dumps(every, indent=1).encode())
+    print(f"Saved {path}; curves: tensorboard --logdir {config.out}")

@@ -1,0 +1,173 @@
+"""Whether the learning rate of benchmarks.uea stays constant or falls along a cosine, by cross-validation.
+
+The training split is dealt into folds, each class evenly. A classifier learns from all folds but one and is asked for
+that one: for each fold, seed (which deals the folds, too), stack and schedule. The rule: one schedule for a data set,
+the one whose mean accuracy over all of these is higher; if they are equal, the constant one, which is the paper's. The
+test split is not read. What was chosen is listed in benchmarks/uea/run.py.
+"""
+
+import json
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from benchmarks.classify import Sequences, accuracy, keep_scores, kept_scores, spread
+from benchmarks.encoder import check_stacks
+from benchmarks.program import check_device, run_program
+from benchmarks.uea.run import TEST_BATCH, Config, Schedule, Series, fit, logbook_of, read_split, standardised
+from primal_dt.system.files import atomic_write, check_writable
+from primal_dt.system.table import format_table
+
+Scores = dict[tuple[str, Schedule], list[float]]
+"""(stack, schedule) -> accuracies, in percent."""
+CANDIDATES: tuple[Schedule, ...] = get_args(Schedule)
+"""The paper's first: it is taken if they are equal."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to try."""
+
+    dataset: str = "JapaneseVowels"
+    """The archive's name. JapaneseVowels comes with aeon; others are read from the folder."""
+    folder: Path | None = None
+    """Where NAME_TRAIN.ts is, as https://timeseriesclassification.com has it."""
+    attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
+    """Stacks that the schedule is for."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Of folds, weights, batches and dropout."""
+    folds: int = 3
+    """Parts of the training split. Each is held out once."""
+    epochs: int | None = None
+    """Passes over the other folds. If not given: the paper's for the data set, 100 for most."""
+    device: str = "cpu"
+    """cpu, cuda, mps."""
+    out: Path = Path("runs/uea-schedule")
+    """Where curves and results go. What is there of the same settings is not trained again."""
+
+    def __post_init__(self) -> None:
+        check_stacks(self.attention, self.seeds)
+        if self.folds < 2:
+            raise ValueError(f"folds ({self.folds}) must be at least 2")
+
+    def trials(self) -> Iterator["Trial"]:
+        """All trainings, those to be compared one after the other."""
+        for seed in self.seeds:
+            for fold in range(self.folds):
+                for attention in self.attention:
+                    for schedule in CANDIDATES:
+                        yield Trial(self, attention, schedule, seed, fold)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training."""
+
+    search: Search
+    attention: str
+    schedule: Schedule
+    seed: int
+    fold: int
+    """The one that is held out, from 0."""
+
+    def run(self, training: Series) -> float:
+        """The accuracy on the fold that is held out, in percent: as it was before, or after a training."""
+        search = self.search
+        config = Config(
+            dataset=search.dataset,
+            folder=search.folder,
+            epochs=search.epochs,
+            schedule=self.schedule,
+            device=search.device,
+        )
+        facts = config.facts(self.attention, self.seed) | {"fold": self.fold, "folds": search.folds}
+        name = [search.dataset, self.attention, self.schedule, f"fold{self.fold + 1}of{search.folds}", f"s{self.seed}"]
+        folder = search.out / "__".join(name)
+        kept = kept_scores(folder, facts)
+        if kept is not None:
+            return kept["held-out"]
+        splits = hold_out(training, deal(training.labels, search.folds, self.seed)[self.fold])
+        with closing(logbook_of(config, self.attention, folder)) as logbook:
+            model = fit(config, self.attention, self.seed, splits, logbook)
+            score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
+            logbook.write(config.num_epochs(), {"held-out/accuracy": score})
+        keep_scores(folder, facts, {"held-out": score})
+        return score
+
+
+def deal(labels: Sequence[str], folds: int, seed: int) -> list[list[int]]:
+    """Rows of each fold: those of a class, shuffled, go to one fold after the other."""
+    rows = list(range(len(labels)))
+    random.Random(seed).shuffle(rows)
+    rows.sort(key=lambda row: labels[row])
+    return [sorted(rows[fold::folds]) for fold in range(folds)]
+
+
+def hold_out(training: Series, rows: Sequence[int]) -> tuple[Sequences, Sequences]:
+    """The other series and these, scaled with the former."""
+    held = set(rows)
+
+    def part(chosen: Sequence[int]) -> Series:
+        return Series([training.values[row] for row in chosen], [training.labels[row] for row in chosen])
+
+    return standardised(part([row for row in range(len(training.labels)) if row not in held]), part(rows))
+
+
+def choice(scores: Scores) -> Schedule:
+    """By the rule."""
+    return max(CANDIDATES, key=lambda schedule: statistics.mean(every(scores, schedule)))
+
+
+def every(scores: Scores, schedule: Schedule) -> list[float]:
+    """Of all stacks."""
+    return [score for (_, its), seen in scores.items() if its == schedule for score in seen]
+
+
+def table(search: Search, scores: Scores) -> str:
+    """A row for each stack, a column for each schedule."""
+    rows = [[stack, *(spread(scores[stack, schedule]) for schedule in CANDIDATES)] for stack in search.attention]
+    rows.append(["mean of all", *(f"{statistics.mean(every(scores, schedule)):.2f}" for schedule in CANDIDATES)])
+    return format_table([f"{search.dataset}, held out, %", *CANDIDATES], rows)
+
+
+def main(search: Search) -> None:
+    """Train, print, save."""
+    check_writable(search.out)
+    check_device(search.device)
+    training = read_split(search.dataset, search.folder, "train")
+    if search.folds > len(training.labels):
+        raise ValueError(f"folds ({search.folds}) must not be more than the {len(training.labels)} training series")
+    scores: Scores = {}
+    for trial in search.trials():
+        score = trial.run(training)
+        scores.setdefault((trial.attention, trial.schedule), []).append(score)
+        where = f"seed {trial.seed}, fold {trial.fold + 1} of {search.folds}"
+        print(f"{trial.attention}, {trial.schedule}, {where}: {score:.1f} %", flush=True)
+    trainings = search.folds * len(search.seeds)
+    print(f"\n{table(search, scores)}\n\n± over {trainings} trainings of each. Chosen: {choice(scores)}")
+    path = search.out / f"{search.dataset}.json"
+    content = {
+        "dataset": search.dataset,
+        "attention": search.attention,
+        "epochs": search.epochs,
+        "folds": search.folds,
+        "seeds": search.seeds,
+        "held_out_accuracy": [
+            {"attention": attention, "schedule": schedule, "scores": seen}
+            for (attention, schedule), seen in scores.items()
+        ],
+        "chosen": choice(scores),
+    }
+    with atomic_write(path) as file:
+        file.write(json.dumps(content, indent=1).encode())
+    print(f"Saved {path}; curves: tensorboard --logdir {search.out}")
+
+
+if __name__ == "__main__":
+    run_program(main, Search, name="benchmarks.uea.schedule", description=__doc__)

@@ -1,0 +1,1 @@
+"""Policies that record data: their weights and cards, recording, training them."""

@@ -1,0 +1,105 @@
+"""Behaviour policies -> Minari data sets.
+
+Episode i is seeded with ``seed + i``, the environment and the policy's noise alike, so that a recipe always gives the
+same data on the same machine.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+import primal_dt
+from envs.behaviour.policies import BehaviourPolicy, load_policy
+from envs.behaviour.recipes import Ingredient
+from envs.datasets.checks import DataError
+from envs.datasets.minari import RecordedEpisode, write_minari
+from envs.make import Env, make_environment
+from envs.tasks import Task
+from primal_dt.system.terminal import Counter
+
+__all__ = ["record", "run_episode"]
+
+POLICY_STREAM = 1
+"""The environment draws from the seed itself: from one stream, first actions would be a function of first states."""
+
+
+def run_episode(env: Env, policy: BehaviourPolicy, *, seed: int) -> RecordedEpisode:
+    """One episode, until the environment or its time limit ends it."""
+    random = np.random.default_rng([seed, POLICY_STREAM])
+    observation, _ = env.reset(seed=seed)
+    observations, actions, rewards = [observation], [], []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        # Copies both ways: a policy may work in place, and may return the same array every time.
+        action = np.array(policy(observation.copy(), random), np.float32)
+        if not env.action_space.contains(action):
+            raise DataError(f"the policy's action {action} is not in the environment's {env.action_space}")
+        observation, reward, terminated, truncated, _ = env.step(action)
+        observations.append(observation)
+        actions.append(action)
+        rewards.append(reward)
+    return RecordedEpisode(
+        observations=np.stack(observations),
+        actions=np.stack(actions),
+        rewards=np.array(rewards, np.float64),
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        seed=seed,
+    )
+
+
+def record(
+    dataset_id: str,
+    recipe: Sequence[Ingredient],
+    *,
+    task: Task,
+    seed: int = 0,
+    algorithm: str | None = None,
+    replace: bool = False,
+) -> Path:
+    """Record a new Minari data set, with a progress bar, and return its folder.
+
+    Args:
+        dataset_id: its name.
+        recipe: what to record, in order.
+        task: where.
+        seed: of the first episode.
+        algorithm: what made the policies; PPO made those of the package.
+        replace: whether it may take the place of a data set of that name.
+    """
+    return write_minari(
+        dataset_id,
+        _episodes(recipe, task=task, seed=seed, label=dataset_id),
+        task=task,
+        algorithm=algorithm or _algorithm(recipe),
+        description=f"{task.env_id}: " + ", ".join(f"{part.steps:,} steps of {part.policy}" for part in recipe),
+        facts={
+            "recipe": [asdict(part) for part in recipe],
+            "seed": seed,
+            "recorded_by": f"primal-dt {primal_dt.__version__}",
+        },
+        replace=replace,
+    )
+
+
+def _algorithm(recipe: Sequence[Ingredient]) -> str:
+    names = {part.policy.rpartition("/")[2] for part in recipe}
+    return "uniform actions" if names == {"random"} else "unknown" if any(":" in name for name in names) else "PPO"
+
+
+def _episodes(recipe: Sequence[Ingredient], *, task: Task, seed: int, label: str) -> Iterator[RecordedEpisode]:
+    policies = [load_policy(part.policy, task) for part in recipe]
+    env = make_environment(task)
+    try:
+        with Counter(f"recording {label}", total=sum(part.steps for part in recipe), unit="steps") as progress:
+            for part, policy in zip(recipe, policies, strict=True):
+                steps = 0
+                while steps < part.steps:
+                    episode = run_episode(env, policy, seed=seed)
+                    steps, seed = steps + len(episode.rewards), seed + 1
+                    progress.update(len(episode.rewards))
+                    yield episode
+    finally:
+        env.close()

@@ -1,0 +1,145 @@
+"""What all sources of episodes share: the rules that an episode must keep, and the error when it does not.
+
+Axes: T transitions of one episode, S state, A action.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from primal_dt.data.sampler import Trajectory, returns_to_go
+
+__all__ = ["ActionBox", "DataError", "EpisodeSource", "checked_trajectory", "flags", "number_array", "open_hdf5"]
+
+
+class DataError(ValueError):
+    """A user's mistake or a data set that cannot be used; the message is meant for the user."""
+
+
+@dataclass(frozen=True)
+class ActionBox:
+    """The actions that an environment takes, in each entry."""
+
+    low: float
+    high: float
+
+
+class EpisodeSource(Protocol):
+    """Episodes somewhere on disk."""
+
+    @property
+    def path(self) -> Path:
+        """The file that they are in."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that they depend on."""
+
+    @property
+    def env_id(self) -> str | None:
+        """The environment that they were recorded in, if the source says so."""
+
+    @property
+    def state_width(self) -> int:
+        """S."""
+
+    @property
+    def action_width(self) -> int:
+        """A."""
+
+    def episodes(self, box: ActionBox, /) -> Iterator[Trajectory]:
+        """Read them one after the other, checked."""
+
+
+def checked_trajectory(
+    where: str, *, observations: ArrayLike, actions: ArrayLike, rewards: ArrayLike, box: ActionBox, is_complete: bool
+) -> Trajectory:
+    """An episode whose numbers are fit to be learnt from.
+
+    Args:
+        where: file and episode, for the error.
+        observations: (T, S).
+        actions: (T, A).
+        rewards: (T,).
+        box: what the environment takes.
+        is_complete: whether the recording goes to the episode's end.
+
+    Raises:
+        DataError: at the first number that is not finite, or action that is out of bounds. Nothing is clipped.
+    """
+    given = {"observations": observations, "actions": actions, "rewards": rewards}
+    with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite and is refused
+        arrays = {key: np.asarray(array, np.float32) for key, array in given.items()}
+        sums = returns_to_go(arrays["rewards"])
+    for key, array in (*arrays.items(), ("sums of rewards", sums)):
+        _require(np.isfinite(array), where, f"{key} must be finite", array)
+    within = (arrays["actions"] >= box.low) & (arrays["actions"] <= box.high)
+    _require(within, where, f"actions must be within [{box.low:g}, {box.high:g}]", arrays["actions"])
+    try:
+        return Trajectory(**arrays, is_complete=is_complete)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _require(fine: NDArray[np.bool_], where: str, rule: str, array: NDArray[np.float32]) -> None:
+    if not fine.all():
+        first = tuple(np.argwhere(~fine)[0])
+        raise DataError(f"{where}, step {first[0]}: {rule}, not {array[first]:g} ({(~fine).sum()} such in the episode)")
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file to read from.
+
+    Raises:
+        DataError: if it is none, or not all of one, or turns out to be damaged inside the block.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(f"{path} is not an HDF5 file, or not all of one: {error}") from error
+    with file:
+        try:
+            yield file
+        except DataError:
+            raise
+        # The library meets damage in many ways, and has an exception for each.
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+            raise DataError(f"{path} is damaged: {error}") from error
+
+
+def number_array(group: h5py.Group, key: str, *, dimensions: int, where: str) -> h5py.Dataset:
+    """An array of numbers in the file itself.
+
+    Raises:
+        DataError: if it is something else, or lies in another file, which would be read unseen.
+    """
+    here = isinstance(group.get(key, getlink=True), h5py.HardLink)
+    entry: Any = group[key] if here else None
+    if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
+        raise DataError(f"{where}: {key} must be an array in this very file, not a group or a link")
+    if entry.ndim != dimensions or entry.dtype.kind not in "fiub":
+        raise DataError(
+            f"{where}: {key} must be an array of real numbers with {dimensions} dimension(s), "
+            f"not {entry.dtype} of shape {entry.shape}"
+        )
+    return entry
+
+
+def flags(values: NDArray[Any], where: str) -> NDArray[np.bool_]:
+    """Marks of an episode's end.
+
+    Raises:
+        DataError: if there is anything but 0 and 1 among them.
+    """
+    if not np.isin(values, (0, 1)).all():
+        raise DataError(f"{where} must be 0 or 1 everywhere")
+    return values.astype(bool)

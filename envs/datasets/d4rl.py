@@ -1,0 +1,122 @@
+"""D4RL's file layout, read episode by episode and checked on the way.
+
+HDF5 with ``observations`` (N, S), ``actions`` (N, A), ``rewards``, ``terminals`` and ``timeouts`` (N,), one row a
+transition, episodes back to back. Reading takes numbers out of it and executes nothing.
+
+Axes: N transitions, E episodes, T transitions of one episode, S state, A action.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.datasets.checks import ActionBox, DataError, checked_trajectory, flags, number_array, open_hdf5
+from primal_dt.data.sampler import Trajectory
+
+__all__ = ["D4rlFile", "open_d4rl"]
+
+DIMENSIONS = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1}
+NUMBERS = ("observations", "actions", "rewards")
+ROWS_PER_READ = 8192
+"""Files are compressed in chunks: to read them episode by episode would unpack each chunk many times."""
+
+
+@dataclass(frozen=True)
+class D4rlFile:
+    """What a file has to say before its episodes are read."""
+
+    path: Path
+    env_id: str | None
+    """Its attribute ``env_id``, if it has one."""
+    state_width: int
+    action_width: int
+    offsets: NDArray[np.int64]
+    """(E + 1,), where episodes begin, and the number of transitions."""
+    last_is_cut_off: bool
+    """Whether the recording stops before the last episode does. It is kept all the same."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The one file."""
+        return (self.path,)
+
+    def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
+        """The episodes, a few thousand rows at a time in memory.
+
+        Raises:
+            DataError: at the first number that is not finite, or action that is out of bounds. Nothing is clipped.
+        """
+        with open_hdf5(self.path) as file:
+            for first, last in self._blocks():
+                base = self.offsets[first]
+                block = {key: file[key][base : self.offsets[last]] for key in NUMBERS}
+                for number, (begin, end) in enumerate(pairwise(self.offsets[first : last + 1] - base), first):
+                    yield checked_trajectory(
+                        f"{self.path}, episode {number}",
+                        **{key: array[begin:end] for key, array in block.items()},
+                        box=box,
+                        is_complete=number + 2 < len(self.offsets) or not self.last_is_cut_off,
+                    )
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Runs of episodes, from the first to before the last, with enough rows that reading them pays."""
+        first, num_episodes = 0, len(self.offsets) - 1
+        while first < num_episodes:
+            last = int(np.searchsorted(self.offsets, self.offsets[first] + ROWS_PER_READ))
+            last = min(max(last, first + 1), num_episodes)
+            yield first, last
+            first = last
+
+
+def open_d4rl(path: Path) -> D4rlFile:
+    """Check the structure of a file and find its episodes.
+
+    Raises:
+        DataError: if it is not a whole file of this layout.
+    """
+    with open_hdf5(path) as file:
+        missing = [key for key in DIMENSIONS if key not in file]
+        if missing:
+            raise DataError(
+                f"{path} lacks {', '.join(missing)}: a file in D4RL's layout has {', '.join(DIMENSIONS)}; "
+                f"this one has {', '.join(file) or 'nothing'}"
+            )
+        arrays = {
+            key: number_array(file, key, dimensions=dimensions, where=str(path))
+            for key, dimensions in DIMENSIONS.items()
+        }
+        lengths = {key: len(array) for key, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
+            raise DataError(f"{path}: all arrays must have one row per transition, but there are {counts}")
+        if lengths["rewards"] == 0:
+            raise DataError(f"{path} has no episode")
+        ends = flags(arrays["terminals"][:], f"{path}: terminals") | flags(arrays["timeouts"][:], f"{path}: timeouts")
+        return D4rlFile(
+            path=path,
+            env_id=_text(file.attrs.get("env_id"), path),
+            state_width=arrays["observations"].shape[1],
+            action_width=arrays["actions"].shape[1],
+            offsets=_episode_offsets(ends),
+            last_is_cut_off=not ends[-1],
+        )
+
+
+def _text(value: object, path: Path) -> str | None:
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{path}: the attribute env_id must be a text such as Hopper-v5, not {value!r}")
+    return value
+
+
+def _episode_offsets(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(E + 1,), from which transitions (N,) are the last of their episode; the end of the file ends one too."""
+    last = np.flatnonzero(ends)
+    if not ends[-1]:
+        last = np.append(last, len(ends) - 1)
+    return np.concatenate(([0], last + 1)).astype(np.int64)

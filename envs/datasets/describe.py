@@ -1,0 +1,82 @@
+"""What is in a data set, in numbers and as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from envs.datasets.checks import DataError
+from envs.datasets.load import Dataset
+from primal_dt.system.files import atomic_write
+
+__all__ = ["describe", "plot_returns"]
+
+QUANTILES = {"least": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9, "most": 1.0}
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """All there is to say about a data set, as JSON."""
+    data, task = dataset.trajectories, dataset.task
+    reference = task.environment.reference
+    return {
+        "name": dataset.name,
+        "environment": task.env_id,
+        "unit": str(task.unit),
+        "episodes": len(data.lengths),
+        "steps": int(data.offsets[-1]),
+        "cut_off_episodes": sum(part.cut_off_episodes for part in dataset.parts),
+        "state_width": data.observations.shape[1],
+        "action_width": data.actions.shape[1],
+        "returns": _summary(data.returns),
+        "scores": _summary(reference.score(data.returns)),
+        "lengths": _summary(data.lengths),
+        "fingerprint": dataset.store.fingerprint,
+        "notes": [note for part in dataset.parts for note in part.notes],
+        "reference": {
+            "random_return": reference.random_return,
+            "expert_return": reference.expert_return,
+            "source": reference.source,
+        },
+        "parts": [
+            {"name": part.name, "path": str(part.path), "environment": part.env_id, **part.about}
+            for part in dataset.parts
+        ],
+    }
+
+
+def _summary(values: ArrayLike) -> dict[str, float]:
+    numbers = np.asarray(values, np.float64)
+    quantiles = np.quantile(numbers, list(QUANTILES.values()))
+    spread = {"mean": float(numbers.mean()), "std": float(numbers.std())}
+    return spread | dict(zip(QUANTILES, quantiles.tolist(), strict=True))
+
+
+def plot_returns(dataset: Dataset, path: Path) -> None:
+    """Save a histogram of the episodes' returns, with the score as a second axis.
+
+    Raises:
+        DataError: if matplotlib is not installed, or cannot write such a file.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DataError("--plot needs matplotlib: install the extra primal-dt[plots]") from error
+    reference = dataset.task.environment.reference
+    returns = dataset.trajectories.returns
+    figure = Figure(figsize=(6.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(returns, bins=40, color="#4477aa")
+    axes.axvline(float(returns.mean()), color="#222222", linewidth=1, label=f"mean {returns.mean():.0f}")
+    axes.set(xlabel="return of the episode", ylabel="episodes", title=f"{dataset.name} ({len(returns)} episodes)")
+    axes.legend(frameon=False)
+    span = reference.expert_return - reference.random_return
+    score = axes.secondary_xaxis(
+        "top", functions=(reference.score, lambda s: np.asarray(s) * span / 100 + reference.random_return)
+    )
+    score.set_xlabel("normalised score")
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:] not in kinds:
+        raise DataError(f"--plot must end in one of .{', .'.join(sorted(kinds))}, not {path.name!r}")
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:])

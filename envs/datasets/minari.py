@@ -1,0 +1,357 @@
+"""Minari data sets: read without Minari, written with it.
+
+A data set is a folder ``data`` with ``metadata.json`` and ``main_data.hdf5``, in which a group ``episode_i`` has
+``observations`` (T + 1, S), ``actions`` (T, A), ``rewards``, ``terminations`` and ``truncations`` (T,). Minari's own
+reader may make the environment that the metadata describe, which imports the module that they name; this one reads
+numbers and executes nothing.
+
+Axes: T transitions of one episode, S state, A action.
+"""
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from envs.datasets.checks import ActionBox, DataError, checked_trajectory, flags, number_array, open_hdf5
+from envs.tasks import Task
+from primal_dt.data.sampler import Trajectory
+
+__all__ = [
+    "MinariData",
+    "RecordedEpisode",
+    "check_name",
+    "dataset_lock",
+    "datasets_path",
+    "is_here",
+    "minari_folder",
+    "open_minari",
+    "staged",
+    "write_minari",
+]
+
+KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
+EPISODES_PER_OPEN = 50
+"""HDF5 remembers what it has read of an open file, some 60 kB an episode."""
+STEPS_PER_WRITE = 50_000
+"""So many are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class MinariData:
+    """What a data set has to say before its episodes are read."""
+
+    path: Path
+    """``main_data.hdf5``."""
+    metadata: Mapping[str, Any]
+    env_id: str | None
+    state_width: int
+    action_width: int
+    num_episodes: int
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The data and its description."""
+        return (self.path, self.path.with_name("metadata.json"))
+
+    def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
+        """The episodes, one at a time in memory. The observation after the last action is left out.
+
+        Raises:
+            DataError: at the first that breaks a rule.
+        """
+        for first in range(0, self.num_episodes, EPISODES_PER_OPEN):
+            with open_hdf5(self.path) as file:
+                for number in range(first, min(first + EPISODES_PER_OPEN, self.num_episodes)):
+                    yield self._episode(file, number, box)
+
+    def _episode(self, file: h5py.File, number: int, box: ActionBox) -> Trajectory:
+        where = f"{self.path}, episode {number}"
+        rows = _episode_arrays(file, number, where)
+        lengths = {key: len(rows[key]) for key in KEYS[1:]}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
+            raise DataError(f"{where}: there must be one row per step, but there are {counts}")
+        steps = lengths["actions"]
+        if len(rows["observations"]) != steps + 1:
+            raise DataError(
+                f"{where}: {steps} steps must have {steps + 1} observations, the one after the last step included, "
+                f"not {len(rows['observations'])}"
+            )
+        widths = (rows["observations"].shape[1], rows["actions"].shape[1])
+        if widths != (self.state_width, self.action_width):
+            raise DataError(
+                f"{where}: observations and actions have the widths {widths[0]} and {widths[1]}, "
+                f"those of episode 0 {self.state_width} and {self.action_width}"
+            )
+        if steps == 0:
+            raise DataError(f"{where}: an episode must have at least one step")
+        ends = flags(rows["terminations"], f"{where}: terminations") | flags(
+            rows["truncations"], f"{where}: truncations"
+        )
+        if ends[:-1].any():
+            raise DataError(f"{where}: it goes on after its end at step {int(np.flatnonzero(ends)[0])}")
+        return checked_trajectory(
+            where,
+            observations=rows["observations"][:-1],
+            actions=rows["actions"],
+            rewards=rows["rewards"],
+            box=box,
+            is_complete=bool(ends[-1]),
+        )
+
+
+def _episode_arrays(file: h5py.File, number: int, where: str) -> dict[str, NDArray[Any]]:
+    name = f"episode_{number}"
+    group = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{where} is missing")
+    missing = [key for key in KEYS if key not in group]
+    if missing:
+        raise DataError(f"{where} lacks {', '.join(missing)}: it has {', '.join(group) or 'nothing'}")
+    two = ("observations", "actions")
+    return {key: number_array(group, key, dimensions=2 if key in two else 1, where=where)[()] for key in KEYS}
+
+
+def minari_folder(dataset_id: str = "") -> Path:
+    """Where Minari keeps its data sets, or one of them: ``~/.minari/datasets``, or ``$MINARI_DATASETS_PATH``."""
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(root if root is not None else Path.home() / ".minari" / "datasets", dataset_id)
+
+
+def is_here(dataset_id: str) -> bool:
+    """Whether there is a local data set of that name."""
+    return os.path.exists(minari_folder(dataset_id) / "data" / "metadata.json")
+
+
+def open_minari(folder: Path) -> MinariData:
+    """Read the metadata of a data set and the shape of its first episode.
+
+    Args:
+        folder: the data set's, or the folder ``data`` in it.
+
+    Raises:
+        DataError: if there is none, or not in HDF5, or without episodes.
+    """
+    data = folder if (folder / "metadata.json").is_file() else folder / "data"
+    try:
+        metadata = json.loads((data / "metadata.json").read_text())
+        num_episodes = int(metadata["total_episodes"])
+        data_format = metadata.get("data_format", "hdf5")
+        spec = metadata.get("env_spec")
+        env_id = None if spec is None else str(json.loads(spec)["id"])
+    except FileNotFoundError as error:
+        raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise DataError(f"{data / 'metadata.json'} cannot be read: {error!r}") from error
+    if data_format != "hdf5":
+        raise DataError(f"{data} is in Minari's format {data_format!r}; only 'hdf5' can be read here")
+    if num_episodes < 1:
+        raise DataError(f"{data} has no episode")
+    path = data / "main_data.hdf5"
+    with open_hdf5(path) as file:
+        if len(file) != num_episodes:
+            raise DataError(f"{path} has {len(file)} episodes, but its metadata.json says {num_episodes}")
+        first = _episode_arrays(file, 0, f"{path}, episode 0")
+    return MinariData(
+        path=path,
+        metadata=metadata,
+        env_id=env_id,
+        state_width=first["observations"].shape[1],
+        action_width=first["actions"].shape[1],
+        num_episodes=num_episodes,
+    )
+
+
+@dataclass(frozen=True)
+class RecordedEpisode:
+    """An episode as Minari wants it."""
+
+    observations: NDArray[np.floating]
+    """(T + 1, S)."""
+    actions: NDArray[np.floating]
+    """(T, A)."""
+    rewards: NDArray[np.floating]
+    """(T,)."""
+    terminated: bool
+    """Whether the environment ended it."""
+    truncated: bool
+    """Whether the time limit did."""
+    seed: int | None = None
+    """That the environment was reset with."""
+
+
+def write_minari(
+    dataset_id: str,
+    episodes: Iterable[RecordedEpisode],
+    *,
+    task: Task,
+    algorithm: str,
+    description: str,
+    facts: Mapping[str, Any],
+    replace: bool = False,
+) -> Path:
+    """Write episodes as they come into a local data set, with Minari's writer, and return its folder.
+
+    It appears under its name when it is whole. Reference scores of the task become part of its metadata.
+
+    Args:
+        dataset_id: its name.
+        episodes: read once.
+        task: whose environment they are from.
+        algorithm: what made the policy.
+        description: a sentence or two.
+        facts: further entries of the metadata, as JSON.
+        replace: whether it may take the place of one of that name.
+    """
+    import minari  # it and the environments take a second to import, and reading needs neither
+
+    from envs.make import make_environment
+
+    blocks = _blocks(episodes)
+    with staged(dataset_id, replace=replace) as staging, warnings.catch_warnings():
+        # It warns of what is left out (author, address, link) and of environments that are not the newest.
+        warnings.simplefilter("ignore")
+        first = next(blocks)
+        env = make_environment(task)
+        with datasets_path(staging):
+            dataset = minari.create_dataset_from_buffers(
+                dataset_id,
+                first,
+                env=env,
+                eval_env=env,
+                algorithm_name=algorithm,
+                description=description,
+                ref_min_score=task.environment.reference.random_return,
+                ref_max_score=task.environment.reference.expert_return,
+            )
+        env.close()
+        for block in blocks:
+            dataset.update_dataset_from_buffer(block)
+        dataset.storage.update_metadata(dict(facts))
+    return minari_folder(dataset_id)
+
+
+def check_name(dataset_id: str) -> None:
+    """Whether a data set may have this name, by Minari's rules and by what is here.
+
+    Raises:
+        DataError: if not.
+    """
+    if re.fullmatch(r"(\w[\w-]+/)*[\w-]+-v\d+", dataset_id) is None:
+        raise DataError(
+            f"{dataset_id!r} cannot be a data set's name: it must be like mine/hopper/walk-v0, with a version at its "
+            "end and at least two letters in each part"
+        )
+    parts = dataset_id.split("/")
+    outer = next((name for n in range(1, len(parts)) if is_here(name := "/".join(parts[:n]))), None)
+    if outer is not None:
+        raise DataError(f"{dataset_id!r} would lie inside the data set {outer!r}: give another name")
+    if os.path.exists(minari_folder(dataset_id)) and not is_here(dataset_id):
+        raise DataError(f"{minari_folder(dataset_id)} is there and is not a data set: give another name, or remove it")
+
+
+@contextmanager
+def dataset_lock(dataset_id: str) -> Iterator[None]:
+    """Whoever makes this data set is alone with it; others wait, and then find it made."""
+    folder = minari_folder() / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / (dataset_id.replace("/", "__") + ".lock"), is_singleton=True):
+        yield
+
+
+def _blocks(episodes: Iterable[RecordedEpisode]) -> Iterator[list[Any]]:
+    """Lists of Minari's buffers of about ``STEPS_PER_WRITE`` steps each."""
+    from minari.data_collector import EpisodeBuffer
+
+    block: list[Any] = []
+    steps = 0
+    first = next(iterator := iter(episodes), None)
+    if first is None:
+        raise DataError("there is no episode to write")
+    for episode in chain([first], iterator):
+        length = len(episode.rewards)
+        last = np.arange(length) == length - 1
+        block.append(
+            EpisodeBuffer(
+                seed=episode.seed,
+                observations=episode.observations,
+                actions=episode.actions,
+                rewards=episode.rewards,
+                terminations=last & episode.terminated,
+                truncations=last & episode.truncated,
+            )
+        )
+        steps += length
+        if steps >= STEPS_PER_WRITE:
+            yield block
+            block, steps = [], 0
+    if block:
+        yield block
+
+
+@contextmanager
+def staged(dataset_id: str, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to make a data set in, which then takes its place; nothing does if the block fails.
+
+    Raises:
+        DataError: if the name is taken and must not be replaced, or cannot be one.
+    """
+    check_name(dataset_id)
+    root = minari_folder()
+    with dataset_lock(dataset_id):
+        if is_here(dataset_id) and not replace:
+            raise DataError(
+                f"there is a data set {dataset_id!r} already, in {root / dataset_id}: give another name, or ask for it "
+                "to be replaced"
+            )
+        staging = root / (".partial-" + dataset_id.replace("/", "__"))  # Minari does not look into hidden folders
+        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        staging.mkdir(parents=True)
+        try:
+            yield staging
+            _take_place(staging, root, dataset_id)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _take_place(staging: Path, root: Path, dataset_id: str) -> None:
+    target, old = root / dataset_id, staging / "replaced"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for file in staging.rglob("namespace_metadata.json"):
+        if not (there := root / file.relative_to(staging)).exists():
+            file.rename(there)
+    if target.exists():
+        target.rename(old)
+    try:
+        (staging / dataset_id).rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
+
+
+@contextmanager
+def datasets_path(folder: Path) -> Iterator[None]:
+    """Minari learns where to write from the process's environment alone."""
+    before = os.environ.get("MINARI_DATASETS_PATH")
+    os.environ["MINARI_DATASETS_PATH"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINARI_DATASETS_PATH"]
+        else:
+            os.environ["MINARI_DATASETS_PATH"] = before

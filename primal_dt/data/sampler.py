@@ -1,0 +1,266 @@
+"""Trajectories in flat arrays, and batches of windows cut out of them.
+
+Axes: N transitions, E episodes, T transitions of one episode, B batch, K context steps, S state, A action.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import Literal, Self, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from primal_dt.data.normalizer import Normalizer
+
+__all__ = ["Batch", "Trajectories", "Trajectory", "Weighting", "WindowSampler", "prefetch", "returns_to_go"]
+
+Floats = NDArray[np.float32]
+Weighting = Literal["transitions", "length", "return"]
+
+
+def returns_to_go(rewards: NDArray[np.floating]) -> Floats:
+    """``R_t = r_t + r_{t+1} + ... + r_T`` of one episode (T,): undiscounted, the current reward included."""
+    # Summed in double precision: single precision has few digits left for the last steps of a return in the thousands.
+    return np.cumsum(rewards[::-1], dtype=np.float64)[::-1].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode, in raw units."""
+
+    observations: Floats
+    """(T, S), what the policy saw before each action. The observation after the last action is not kept."""
+    actions: Floats
+    """(T, A)."""
+    rewards: Floats
+    """(T,)."""
+    is_complete: bool = True
+    """Whether it goes on until the environment or the time limit ended it; False if the recording was cut off."""
+
+    def __post_init__(self) -> None:
+        if self.observations.ndim != 2 or self.actions.ndim != 2 or self.rewards.ndim != 1:
+            raise ValueError(
+                "an episode has observations (T, S), actions (T, A) and rewards (T,), "
+                f"not {self.observations.shape}, {self.actions.shape} and {self.rewards.shape}"
+            )
+        if not len(self.observations) == len(self.actions) == len(self.rewards) >= 1:
+            raise ValueError(
+                "an episode has one observation, action and reward per step, and at least one step, "
+                f"not {len(self.observations)}, {len(self.actions)} and {len(self.rewards)}"
+            )
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Episodes back to back, in raw units. The arrays may be memory maps: nothing here reads them whole."""
+
+    observations: Floats
+    """(N, S)."""
+    actions: Floats
+    """(N, A)."""
+    rewards: Floats
+    """(N,)."""
+    returns_to_go: Floats
+    """(N,), what is left of the episode's return at each step, that step's reward included."""
+    offsets: NDArray[np.int64]
+    """(E + 1,), where each episode begins; the last entry is N."""
+
+    def __post_init__(self) -> None:
+        n = len(self.observations)
+        for name in ("actions", "rewards", "returns_to_go"):
+            if len(getattr(self, name)) != n:
+                raise ValueError(f"{name} must have as many rows as observations ({n}), not {len(getattr(self, name))}")
+        if len(self.offsets) < 2:
+            raise ValueError("there must be at least one episode")
+        if self.offsets[0] != 0 or self.offsets[-1] != n or (np.diff(self.offsets) < 1).any():
+            raise ValueError(f"offsets must rise from 0 to {n}, the number of transitions, by at least 1 each")
+
+    @classmethod
+    def of(cls, episodes: Iterable[Trajectory]) -> Self:
+        """Episodes that are in memory, joined."""
+        kept = list(episodes)
+        if not kept:
+            raise ValueError("there must be at least one episode")
+        return cls(
+            observations=np.concatenate([episode.observations for episode in kept]),
+            actions=np.concatenate([episode.actions for episode in kept]),
+            rewards=np.concatenate([episode.rewards for episode in kept]),
+            returns_to_go=np.concatenate([returns_to_go(episode.rewards) for episode in kept]),
+            offsets=np.cumsum([0, *(len(episode.rewards) for episode in kept)], dtype=np.int64),
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(E,), transitions of each episode."""
+        return np.diff(self.offsets)
+
+    @property
+    def returns(self) -> Floats:
+        """(E,), the return of each episode."""
+        return self.returns_to_go[self.offsets[:-1]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of K steps: standardised states, scaled returns; padded on the right, with zeros."""
+
+    states: Tensor
+    """(B, K, S)."""
+    actions: Tensor
+    """(B, K, A)."""
+    returns_to_go: Tensor
+    """(B, K, 1)."""
+    timesteps: Tensor
+    """(B, K) int64, counted from the beginning of the episode."""
+    valid: Tensor
+    """(B, K) bool, True = real."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The batch on a device. From pinned memory the host does not wait for the copy."""
+        return type(self)(
+            **{
+                f.name: tensor.to(device, non_blocking=tensor.is_pinned())
+                for f in fields(self)
+                for tensor in (getattr(self, f.name),)
+            }
+        )
+
+    def pin_memory(self) -> Self:
+        """The batch in page-locked memory, which a GPU reads by itself."""
+        return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+
+
+class WindowSampler:
+    """Batch t of seed s is a pure function of (s, t): resuming needs no state, and a process can take its slice.
+
+    A window begins at a drawn transition and takes in the K - 1 that follow it in its episode.
+
+    Args:
+        trajectories: where to draw from.
+        normalizer: raw units -> the model's.
+        context: K.
+        batch_size: B, of all processes together.
+        seed: s, not negative.
+        weighting: where windows begin. ``transitions``: at any transition, all being as likely. ``length``: at any step
+            of an episode drawn in proportion to its length, as the Decision Transformer does; the same distribution.
+            ``return``: at any step of an episode drawn in proportion to its return above the least (and a hundredth
+            of the range, so that none is left out).
+        process: which of the processes this is.
+        num_processes: among how many each batch is shared out.
+    """
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        normalizer: Normalizer,
+        *,
+        context: int,
+        batch_size: int,
+        seed: int,
+        weighting: Weighting = "transitions",
+        process: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        if context < 1:
+            raise ValueError(f"context ({context}) must be at least 1")
+        _check_key("seed", seed)
+        if weighting not in get_args(Weighting):
+            raise ValueError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {weighting!r}")
+        if not 0 <= process < num_processes <= batch_size:
+            raise ValueError(
+                f"process ({process}) must be at least 0 and below num_processes ({num_processes}), "
+                f"which must be at most batch_size ({batch_size})"
+            )
+        self.trajectories = trajectories
+        self.normalizer = normalizer
+        self.context = context
+        self.batch_size = batch_size
+        self.seed = seed
+        # Slices that differ in size by at most one row and make up the whole batch, in order.
+        self._rows = slice(process * batch_size // num_processes, (process + 1) * batch_size // num_processes)
+        self._episode_weights = None if weighting == "transitions" else self._cumulative_weights(weighting)
+
+    def batch(self, step: int) -> Batch:
+        """This process's rows of batch number ``step``."""
+        _check_key("step", step)
+        key = np.array([self.seed, step], np.uint64)
+        starts = self._draw_starts(np.random.Generator(np.random.Philox(key=key)))
+        return self._windows(starts[self._rows])
+
+    def _cumulative_weights(self, weighting: Weighting) -> NDArray[np.float64]:
+        """(E,), rising to 1."""
+        if weighting == "length":
+            weights = self.trajectories.lengths.astype(np.float64)
+        else:
+            returns = self.trajectories.returns.astype(np.float64)
+            spread = np.ptp(returns)
+            weights = returns - returns.min() + 0.01 * spread if spread > 0 else np.ones_like(returns)
+        total = np.cumsum(weights)
+        return total / total[-1]
+
+    def _draw_starts(self, random: np.random.Generator) -> NDArray[np.int64]:
+        """(B,), the transitions that windows of the whole batch begin with."""
+        offsets = self.trajectories.offsets
+        if self._episode_weights is None:
+            return random.integers(offsets[-1], size=self.batch_size)
+        # Draws are below 1, the last of the cumulative weights, so the episode is always one of them.
+        episode = np.searchsorted(self._episode_weights, random.random(self.batch_size), side="right")
+        return offsets[episode] + random.integers(np.diff(offsets)[episode])
+
+    def _windows(self, starts: NDArray[np.int64]) -> Batch:
+        data = self.trajectories
+        episode = np.searchsorted(data.offsets, starts, side="right") - 1  # (B,)
+        index = starts[:, None] + np.arange(self.context)  # (B, K)
+        valid = index < data.offsets[episode + 1][:, None]  # (B, K)
+        index = np.where(valid, index, starts[:, None])  # some row of the same episode; cleared below
+        mask = valid[..., None]  # (B, K, 1)
+        timesteps = (index - data.offsets[episode][:, None]) * valid
+        return Batch(
+            states=torch.from_numpy(self.normalizer.states(data.observations[index]) * mask),
+            actions=torch.from_numpy(data.actions[index] * mask),
+            returns_to_go=torch.from_numpy(self.normalizer.returns(data.returns_to_go[index])[..., None] * mask),
+            timesteps=torch.from_numpy(timesteps),
+            valid=torch.from_numpy(valid),
+        )
+
+
+def _check_key(name: str, value: int) -> None:
+    if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} ({value}) must be a whole number, not negative and below 2^63")
+
+
+def prefetch(
+    sampler: WindowSampler, steps: Iterable[int], device: torch.device | str, *, ahead: int = 2
+) -> Iterator[Batch]:
+    """The batches of these steps, on a device, while others are made ready in a thread.
+
+    It pays where the device computes on its own, or where data comes from a disk. The batches are the same without it.
+
+    Args:
+        sampler: where batches come from.
+        steps: which ones, in order.
+        device: where to. For a GPU, the copy runs from page-locked memory, and the host does not wait for it.
+        ahead: how many to have ready.
+    """
+    pin = torch.device(device).type == "cuda"
+
+    def make(step: int) -> Batch:
+        batch = sampler.batch(step)
+        return batch.pin_memory() if pin else batch
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        ready: deque[Future[Batch]] = deque()
+        try:
+            for step in steps:
+                ready.append(thread.submit(make, step))
+                if len(ready) > ahead:
+                    yield ready.popleft().result().to(device)
+            while ready:
+                yield ready.popleft().result().to(device)
+        finally:
+            for future in ready:
+                future.cancel()

@@ -1,0 +1,207 @@
+"""Trajectories on disk: written once, episode by episode, and read through memory maps.
+
+A store is a folder of flat little-endian arrays (``observations.f32`` and so on) and ``store.json``, which says how
+they are to be read. There is nothing in it that could be executed.
+
+Axes: N transitions, E episodes, S state, A action.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from primal_dt.data.normalizer import STD_FLOOR, Normalizer
+from primal_dt.data.sampler import Trajectories, Trajectory, returns_to_go
+
+__all__ = ["Store", "StoreError", "open_store", "write_store"]
+
+FORMAT = 2
+PARTIAL_PREFIX = ".partial-"
+"""Of folders that are being written, or were when the process was killed."""
+ARRAYS: dict[str, DTypeLike] = {
+    "observations": "<f4",
+    "actions": "<f4",
+    "rewards": "<f4",
+    "returns_to_go": "<f4",
+    "offsets": "<i8",
+    "is_complete": "|b1",
+}
+
+
+class StoreError(ValueError):
+    """A store that cannot be read, or episodes that cannot be stored."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Trajectories, and what is known of them without reading them."""
+
+    trajectories: Trajectories
+    is_complete: NDArray[np.bool_]
+    """(E,), False for episodes that the recording cut off."""
+    state_mean: NDArray[np.float64]
+    """(S,)."""
+    state_std: NDArray[np.float64]
+    """(S,), of the population."""
+    fingerprint: str
+    """Of the contents: equal for equal episodes in equal order, wherever they come from."""
+
+    def normalizer(self, *, return_scale: float) -> Normalizer:
+        """Units in which these states have mean 0 and deviation 1."""
+        std = self.state_std + STD_FLOOR
+        return Normalizer(self.state_mean.astype(np.float32), std.astype(np.float32), return_scale)
+
+
+class _Moments:
+    """Mean and variance of rows that come in blocks, merged without cancellation (Chan et al., 1979)."""
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(width)
+        self.squares = np.zeros(width)
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        count = self.count + len(rows)
+        mean = rows.mean(0, dtype=np.float64)
+        shift = mean - self.mean
+        self.squares += np.square(rows - mean).sum(0) + shift**2 * (self.count * len(rows) / count)
+        self.mean += shift * (len(rows) / count)
+        self.count = count
+
+
+def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
+    """Write episodes as they come, holding one of them at a time, and open what was written.
+
+    The store is the folder in ``parent`` that has the fingerprint as its name. It appears when it is whole; if it is
+    there already and whole, it stays as it is.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=parent))
+    try:
+        folder = parent / _write_files(partial, episodes)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            try:  # it is there already
+                return open_store(folder)
+            except StoreError:
+                shutil.rmtree(folder)
+                partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return open_store(folder)
+
+
+def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
+    """Write all files of a store and return its fingerprint."""
+    digest = hashlib.sha256()
+    moments: _Moments | None = None
+    widths: tuple[int, int] | None = None
+    end, num_episodes = 0, 0
+    files: dict[str, BinaryIO] = {name: (folder / name).with_suffix(_suffix(name)).open("wb") for name in ARRAYS}
+    try:
+        files["offsets"].write(np.array([0], ARRAYS["offsets"]).tobytes())
+        for number, episode in enumerate(episodes):
+            own = (episode.observations.shape[1], episode.actions.shape[1])
+            if widths is None:
+                widths, moments = own, _Moments(own[0])
+                digest.update(repr(widths).encode())
+            if own != widths or moments is None:
+                raise StoreError(
+                    f"episode {number} has states and actions of width {own[0]} and {own[1]}, "
+                    f"those before it {widths[0]} and {widths[1]}: all must agree"
+                )
+            end, num_episodes = end + len(episode.rewards), number + 1
+            rows = {
+                "observations": episode.observations,
+                "actions": episode.actions,
+                "rewards": episode.rewards,
+                "returns_to_go": returns_to_go(episode.rewards),
+                "offsets": np.array([end]),
+                "is_complete": np.array([episode.is_complete]),
+            }
+            for name, array in rows.items():
+                data = np.ascontiguousarray(array, ARRAYS[name]).tobytes()
+                files[name].write(data)
+                if name != "returns_to_go":  # it follows from the rewards
+                    digest.update(data)
+            moments.add(episode.observations)
+        if widths is None or moments is None:
+            raise StoreError("there is no episode to store")
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for file in files.values():
+            file.close()
+    description = {
+        "format": FORMAT,
+        "num_steps": end,
+        "num_episodes": num_episodes,
+        "state_width": widths[0],
+        "action_width": widths[1],
+        "state_mean": moments.mean.tolist(),
+        "state_std": np.sqrt(moments.squares / moments.count).tolist(),
+        "fingerprint": digest.hexdigest(),
+    }
+    with (folder / "store.json").open("w") as text:
+        json.dump(description, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+    return digest.hexdigest()
+
+
+def open_store(folder: Path) -> Store:
+    """Open a store; its arrays are read when they are used."""
+    try:
+        description = json.loads((folder / "store.json").read_text())
+        if description["format"] != FORMAT:
+            raise StoreError(f"{folder} has format {description['format']}, and this version reads {FORMAT}")
+        n, e = description["num_steps"], description["num_episodes"]
+        shapes = {
+            "observations": (n, description["state_width"]),
+            "actions": (n, description["action_width"]),
+            "rewards": (n,),
+            "returns_to_go": (n,),
+            "offsets": (e + 1,),
+            "is_complete": (e,),
+        }
+        arrays = {name: _map(folder, name, shape) for name, shape in shapes.items()}
+        is_complete = np.array(arrays.pop("is_complete"))
+        return Store(
+            Trajectories(**arrays | {"offsets": np.array(arrays["offsets"])}),
+            is_complete=is_complete,
+            state_mean=np.array(description["state_mean"]),
+            state_std=np.array(description["state_std"]),
+            fingerprint=description["fingerprint"],
+        )
+    except FileNotFoundError as error:
+        raise StoreError(f"{folder} is not a store of trajectories: {error.filename} is missing") from error
+    except StoreError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{folder} is damaged ({error}); delete the folder") from error
+
+
+def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    path = (folder / name).with_suffix(_suffix(name))
+    dtype = np.dtype(ARRAYS[name])
+    expected, size = int(np.prod(shape)) * dtype.itemsize, path.stat().st_size
+    if size != expected:
+        raise StoreError(f"{folder} is damaged: {path.name} has {size} bytes, not {expected}; delete the folder")
+    return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+
+
+def _suffix(name: str) -> str:
+    return {"offsets": ".i64", "is_complete": ".bool"}.get(name, ".f32")

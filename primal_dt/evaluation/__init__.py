@@ -1,0 +1,1 @@
+"""Rollouts, returns, scores, statistics, reports, plots."""

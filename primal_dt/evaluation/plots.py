@@ -1,0 +1,144 @@
+"""A report as pictures. Needs matplotlib, from the extra ``plots``."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from primal_dt.evaluation.report import BOOTSTRAP_SEED, Group, Report
+from primal_dt.evaluation.statistics import performance_profile, profile_band
+from primal_dt.system.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_report"]
+
+NUM_THRESHOLDS = 201
+WIDTH, HEIGHT = 7.0, 4.0
+"""Of a panel, in inches."""
+
+
+def plot_report(report: Report, folder: Path) -> list[Path]:
+    """Bars with intervals, target against achieved return, performance profiles and learning curves.
+
+    Returns the files that were written: those that there is something to show in.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    draws: Mapping[str, Callable[[Figure, Report], bool]] = {
+        "scores": _bars,
+        "targets": _targets,
+        "profiles": _profiles,
+        "curves": _curves,
+    }
+    written = []
+    for name, draw in draws.items():
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        if not draw(figure, report):
+            continue
+        path = folder / f"{name}.png"
+        with atomic_write(path) as file:
+            figure.savefig(file, format="png", dpi=150)
+        written.append(path)
+    return written
+
+
+def _bars(figure: "Figure", report: Report) -> bool:
+    """Headline scores, with intervals where there are several seeds."""
+    figure.set_figheight(max(HEIGHT / 2, 1 + 0.3 * len(report.groups)))
+    axes = figure.add_subplot()
+    for place, group in enumerate(report.groups):
+        result = group.headline
+        axes.barh(place, result.iqm, color=_color(place), alpha=0.7)
+        if result.interval is not None:
+            axes.plot(result.interval, [place, place], color="black", lw=2)
+        axes.plot(group.run_scores, [place] * len(group.runs), "k.", ms=4)
+    axes.set_yticks(range(len(report.groups)), [f"{_label(group)}, {_task(group)}" for group in report.groups])
+    axes.invert_yaxis()
+    axes.set_xlabel("normalized return")
+    figure.suptitle("IQM over seeds (bars), 95 % interval (lines), seeds (dots)", fontsize=9)
+    return True
+
+
+def _targets(figure: "Figure", report: Report) -> bool:
+    """Whether a policy does what it is asked for: target against achieved return, a panel for each environment."""
+    several = [group for group in report.groups if len(group.results) > 1]
+    for axes, groups in _panels(figure, several):
+        for number, group in enumerate(groups):
+            own = group.first
+            targets = sorted(result.target for result in group.results)
+            scale = (own.expert_return - own.random_return) / 100
+            scores = np.array([[run.scores(target).mean() for run in group.runs] for target in targets])
+            returns = scores * scale + own.random_return  # (targets, N)
+            axes.plot(targets, returns.mean(1), "o-", color=_color(number), label=f"{_label(group)}, {_task(group)}")
+            axes.fill_between(targets, returns.min(1), returns.max(1), color=_color(number), alpha=0.2, lw=0)
+        ends = axes.get_xlim()
+        axes.plot(ends, ends, color="grey", ls=":", label="as asked")
+        axes.set(xlabel="target return", ylabel="achieved return: mean and range over seeds")
+        axes.legend(fontsize=7)
+    return bool(several)
+
+
+def _profiles(figure: "Figure", report: Report) -> bool:
+    """Which share of episodes is better than a score."""
+    for axes, groups in _panels(figure, report.groups):
+        every = np.concatenate([run.scores(group.headline.target) for group in groups for run in group.runs])
+        thresholds = np.linspace(every.min() - 1, every.max() + 1, NUM_THRESHOLDS)
+        for number, group in enumerate(groups):
+            runs = [run.scores(group.headline.target) for run in group.runs]
+            shares = performance_profile(runs, thresholds)
+            axes.plot(thresholds, shares, color=_color(number), label=f"{_label(group)}, {_task(group)}")
+            band = profile_band(runs, thresholds, random=np.random.default_rng(BOOTSTRAP_SEED))
+            if band is not None:
+                axes.fill_between(thresholds, *band, color=_color(number), alpha=0.2, lw=0)
+        axes.set(xlabel="normalized return t", ylabel="share of episodes above t")
+        axes.legend(fontsize=7)
+    return True
+
+
+def _curves(figure: "Figure", report: Report) -> bool:
+    """Scores while training, mean and range over seeds. Modes of inference share them: each run is shown once."""
+    once = {(group.first.configuration, group.label): group for group in reversed(report.groups)}
+    shown = [group for group in reversed(once.values()) if any(len(run.curve) > 1 for run in group.runs)]
+    for axes, groups in _panels(figure, shown):
+        for number, group in enumerate(groups):
+            curves = [dict(run.curve) for run in group.runs if run.curve]
+            steps = sorted(set.intersection(*map(set, curves)))
+            values = np.array([[curve[step] for step in steps] for curve in curves])  # (N, steps)
+            axes.plot(steps, values.mean(0), "o-", ms=3, color=_color(number), label=f"{group.label}, {_task(group)}")
+            axes.fill_between(steps, values.min(0), values.max(0), color=_color(number), alpha=0.2, lw=0)
+        axes.set(xlabel="step of the training", ylabel="normalized return: mean and range")
+        axes.legend(fontsize=7)
+    return bool(shown)
+
+
+def _panels(figure: "Figure", groups: Sequence[Group]) -> Iterator[tuple["Axes", list[Group]]]:
+    """Axes for each environment, side by side, and its groups."""
+    by_environment: dict[str, list[Group]] = {}
+    for group in groups:
+        by_environment.setdefault(group.first.environment, []).append(group)
+    figure.set_figwidth(WIDTH * max(1, len(by_environment)))
+    for place, (environment, own) in enumerate(by_environment.items(), 1):
+        axes = figure.add_subplot(1, len(by_environment), place)
+        axes.set_title(environment)
+        yield axes, own
+
+
+def _color(number: int) -> str:
+    return f"C{number % 10}"
+
+
+def _label(group: Group) -> str:
+    return group.label if group.first.mode in (None, "window") else f"{group.label}, {group.first.mode}"
+
+
+def _task(group: Group) -> str:
+    """The data set's name, or its file's."""
+    parts = [Path(part).stem if part.endswith((".hdf5", ".h5")) else part for part in group.first.dataset.split("+")]
+    return "+".join(parts)

@@ -1,0 +1,248 @@
+"""A report on paper: tables for terminals and Markdown, ``report.md``, ``report.csv``, ``report.json``."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from primal_dt.evaluation.plots import plot_report
+from primal_dt.evaluation.report import FEW_EPISODES, Average, Group, Report, TargetResult
+from primal_dt.system.files import atomic_write
+from primal_dt.system.table import format_table
+
+__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report", "write_report_and_plots"]
+
+HEADLINE, FEW, ELSEWHERE = "*", "†", "‡"
+MARKS = f"""\
+{HEADLINE} the headline target; {FEW} fewer than 3 seeds or 10 episodes; {ELSEWHERE} in another version of the
+environment than that of the data"""
+NOTES = f"""\
+Normalized return: 0 is the reference's random policy, 100 its expert (D4RL). {HEADLINE} is the headline target, fixed
+in the task table before evaluation; other targets are shown, not selected. A run's score is the mean over its episodes.
+± is the sample standard deviation over seeds; IQM the interquartile mean over seeds (of three or fewer: the mean), in
+brackets its 95 % interval by a stratified bootstrap over seeds. {FEW}: fewer than 3 seeds or fewer than 10 episodes.
+{ELSEWHERE}: evaluated in another version of the environment than that of the data."""
+
+
+def results_table(report: Report) -> str:
+    """What each configuration reaches at each target: the table that people want to see first."""
+    rows = [
+        [
+            group.first.dataset,
+            group.label,
+            group.first.mode or "",
+            f"{result.target:g}{HEADLINE if result.is_headline else ''}",
+            f"{_score(result.mean, result.std)}{_marks(group, result)}",
+            _interval(result),
+            f"{result.return_mean:.0f}",
+            f"{result.length_mean:.0f}",
+            _or_nothing(result.num_seeds),
+            str(result.num_episodes),
+        ]
+        for group in report.groups
+        for result in group.results
+    ]
+    header = [
+        "data set",
+        "policy",
+        "mode",
+        "target",
+        "normalized return",
+        "IQM",
+        "return",
+        "length",
+        "seeds",
+        "episodes",
+    ]
+    return format_table(header, rows)
+
+
+def runs_table(report: Report) -> str:
+    """Every run by itself."""
+    rows = [
+        [
+            run.dataset,
+            group.label,
+            run.mode or "",
+            _or_nothing(run.seed),
+            _or_nothing(run.step),
+            f"{summary.target:g}",
+            f"{summary.normalized_mean:.1f} ± {summary.normalized_std:.1f}",
+            f"{summary.normalized_median:.1f}",
+            f"{summary.normalized_least:.1f}",
+            f"{summary.normalized_most:.1f}",
+            f"{summary.length_mean:.0f}",
+            f"{summary.num_episodes}{FEW if summary.num_episodes < FEW_EPISODES else ''}",
+        ]
+        for group in report.groups
+        for run in group.runs
+        for summary in run.summaries()
+    ]
+    header = ["data set", "policy", "mode", "seed", "step", "target", "mean ± std over episodes", "median", "least"]
+    return format_table([*header, "most", "length", "episodes"], rows)
+
+
+def tasks_table(report: Report) -> str:
+    """Tasks down, policies across, as in Table 4 of the paper: ours, and in brackets what was published.
+
+    Tasks for which something was published come first, in the published order, with all the published columns.
+    """
+    here = list(dict.fromkeys(group.first.dataset for group in report.groups))
+    datasets = [name for name in report.published if name in here] + [n for n in here if n not in report.published]
+    columns = list(dict.fromkeys((group.label, group.first.mode) for group in report.groups))
+    known = {name for dataset in datasets for name in report.published.get(dataset, {})}
+    columns += [(name, "published") for name in sorted(known - {label for label, _ in columns})]
+    rows = []
+    for dataset in datasets:
+        own = [group for group in report.groups if group.first.dataset == dataset]
+        cells = {(group.label, group.first.mode): _cell(report, group) for group in own}
+        for name, published in report.published.get(dataset, {}).items():
+            cells[name, "published"] = f"({_score(*published)})"
+        rows.append([dataset, *(cells.get(column, "") for column in columns)])
+    for version in dict.fromkeys(average.version for average in report.averages()):
+        averages = {(each.policy, each.mode): each for each in report.averages() if each.version == version}
+        rows.append([f"average, {version}", *(_average(averages, column) for column in columns)])
+    return format_table(["data set", *(_heading(*column) for column in columns)], rows)
+
+
+def cells_table(report: Report) -> str:
+    """What stands behind each cell of :func:`tasks_table`."""
+    rows = []
+    for group in report.groups:
+        run, result = group.first, group.headline
+        published = report.published_for(run)
+        rows.append(
+            [
+                run.dataset,
+                _heading(group.label, run.mode),
+                f"{_score(result.mean, result.std)}{_marks(group, result)}",
+                "" if published is None else _score(*published),
+                ", ".join(_or_nothing(each.seed) for each in group.runs),
+                str(result.num_episodes),
+                ", ".join(dict.fromkeys(_or_nothing(each.step) for each in group.runs)),
+                f"{result.target:g}",
+                run.env_id,
+                f"{run.random_return:g}, {run.expert_return:g}",
+            ]
+        )
+    header = ["data set", "policy", "ours", "published", "seeds", "episodes", "step", "target", "environment"]
+    return format_table([*header, "returns at 0, 100"], rows)
+
+
+def write_report(report: Report, folder: Path, *, plots: Sequence[Path] = ()) -> list[Path]:
+    """Write the files; which ones they are.
+
+    Args:
+        report: what to write.
+        folder: where.
+        plots: pictures in that folder, to be shown.
+    """
+    contents = {
+        "report.md": _markdown(report, [plot.name for plot in plots]),
+        "report.csv": _csv(report),
+        "report.json": json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n",
+    }
+    for name, text in contents.items():
+        with atomic_write(folder / name) as file:
+            file.write(text.encode())
+    return [folder / name for name in contents]
+
+
+def write_report_and_plots(report: Report, folder: Path) -> Path:
+    """Write the files, and the plots if matplotlib is installed; where to begin reading."""
+    written = write_report(report, folder)
+    with suppress(ImportError):
+        write_report(report, folder, plots=plot_report(report, folder))
+    return written[0]
+
+
+def _markdown(report: Report, pictures: Sequence[str]) -> str:
+    parts = ["# Evaluation", results_table(report)]
+    if report.warnings:
+        parts += ["## Warnings", "\n".join(f"* {warning}" for warning in report.warnings)]
+    parts.append(NOTES)
+    parts += [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in pictures]
+    parts += ["## Tasks and policies", tasks_table(report)]
+    if any(report.published_for(group.first) for group in report.groups):
+        parts.append("In brackets: as published, for D4RL's data in D4RL's environments.")
+    for average in report.averages():
+        interval = "" if average.interval is None else f" [{average.interval.low:.1f}, {average.interval.high:.1f}]"
+        parts.append(
+            f"{_heading(average.policy, average.mode)}, {average.version}: mean {average.mean:.1f}, IQM "
+            f"{average.iqm:.1f}{interval} over {len(average.datasets)} tasks{FEW if average.is_few else ''}."
+        )
+    parts += ["## What stands behind each cell", cells_table(report), "## Runs", runs_table(report)]
+    if report.facts:
+        parts += ["## How it was made", "\n".join(f"* {name}: {value}" for name, value in report.facts.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _csv(report: Report) -> str:
+    text = io.StringIO()
+    rows = [_csv_row(group, result) for group in report.groups for result in group.results]
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_row(group: Group, result: TargetResult) -> dict[str, object]:
+    run = group.first
+    low, high = result.interval or ("", "")
+    return {
+        "dataset": run.dataset,
+        "policy": group.label,
+        "configuration": run.configuration,
+        "mode": run.mode,
+        "environment": run.env_id,
+        "data_environments": " ".join(run.data_env_ids),
+        "steps": " ".join(_or_nothing(each.step) for each in group.runs),
+        "seeds": " ".join(_or_nothing(each.seed) for each in group.runs),
+        "target": result.target,
+        "headline": result.is_headline,
+        "episodes": result.num_episodes,
+        "normalized_mean": result.mean,
+        "normalized_std": result.std,
+        "iqm": result.iqm,
+        "iqm_low": low,
+        "iqm_high": high,
+        "return_mean": result.return_mean,
+        "length_mean": result.length_mean,
+        "few": result.is_few,
+        "elsewhere": run.is_elsewhere,
+    }
+
+
+def _heading(policy: str, mode: str | None) -> str:
+    return policy if mode in (None, "window") else f"{policy}, {mode}"
+
+
+def _cell(report: Report, group: Group) -> str:
+    result, published = group.headline, report.published_for(group.first)
+    beside = "" if published is None else f" ({_score(*published)})"
+    return f"{_score(result.mean, result.std)}{_marks(group, result)}{beside}"
+
+
+def _average(averages: dict[tuple[str, str | None], Average], column: tuple[str, str | None]) -> str:
+    own = averages.get(column)
+    return "" if own is None else f"{own.mean:.1f}{FEW if own.is_few else ''} (of {len(own.datasets)})"
+
+
+def _marks(group: Group, result: TargetResult) -> str:
+    return (FEW if result.is_few else "") + (ELSEWHERE if group.first.is_elsewhere else "")
+
+
+def _score(mean: float, spread: float | None) -> str:
+    return f"{mean:.1f}" if spread is None else f"{mean:.1f} ± {spread:.1f}"
+
+
+def _interval(result: TargetResult) -> str:
+    if result.interval is None:
+        return f"{result.iqm:.1f}"
+    return f"{result.iqm:.1f} [{result.interval.low:.1f}, {result.interval.high:.1f}]"
+
+
+def _or_nothing(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,81 @@
+"""Episodes -> normalised returns, target by target.
+
+The normalised return is D4RL's: 0 for the reference's random policy, 100 for its expert.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from primal_dt.evaluation.rollout import Episode
+from primal_dt.system.table import format_table
+
+__all__ = ["TargetSummary", "normalized", "summarize", "summary_table"]
+
+
+def normalized(returns: ArrayLike, *, random_return: float, expert_return: float) -> NDArray[np.float64]:
+    """``100 (return - random) / (expert - random)``."""
+    return 100 * (np.asarray(returns, np.float64) - random_return) / (expert_return - random_return)
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """A run's episodes that were asked for one return. Deviations are over the episodes."""
+
+    target: float
+    num_episodes: int
+    return_mean: float
+    return_std: float
+    normalized_mean: float
+    normalized_std: float
+    normalized_median: float
+    normalized_least: float
+    normalized_most: float
+    length_mean: float
+
+
+def summarize(episodes: Iterable[Episode], *, random_return: float, expert_return: float) -> list[TargetSummary]:
+    """One summary for each target, in the order in which targets come."""
+    by_target: dict[float, list[Episode]] = {}
+    for episode in episodes:
+        by_target.setdefault(episode.target, []).append(episode)
+    summaries = []
+    for target, own in by_target.items():
+        returns = np.array([episode.total_reward for episode in own])
+        scores = normalized(returns, random_return=random_return, expert_return=expert_return)
+        summaries.append(
+            TargetSummary(
+                target=target,
+                num_episodes=len(own),
+                return_mean=float(returns.mean()),
+                return_std=float(returns.std()),
+                normalized_mean=float(scores.mean()),
+                normalized_std=float(scores.std()),
+                normalized_median=float(np.median(scores)),
+                normalized_least=float(scores.min()),
+                normalized_most=float(scores.max()),
+                length_mean=float(np.mean([episode.length for episode in own])),
+            )
+        )
+    return summaries
+
+
+def summary_table(summaries: Iterable[TargetSummary]) -> str:
+    """For people."""
+    rows = [
+        [
+            f"{summary.target:g}",
+            f"{summary.return_mean:.0f} ± {summary.return_std:.0f}",
+            f"{summary.normalized_mean:.1f} ± {summary.normalized_std:.1f}",
+            f"{summary.normalized_median:.1f}",
+            f"{summary.normalized_least:.1f}",
+            f"{summary.normalized_most:.1f}",
+            f"{summary.length_mean:.0f}",
+            str(summary.num_episodes),
+        ]
+        for summary in summaries
+    ]
+    header = ["target", "return", "normalized return", "median", "least", "most", "length", "episodes"]
+    return format_table(header, rows)

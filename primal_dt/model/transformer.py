@@ -1,0 +1,229 @@
+"""The Decision Transformer: returns, states and actions in, actions out.
+
+Axes: B batch, K context steps, L = 3K tokens, D width, S state, A action.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from primal_dt.attention import CAUSAL_KINDS, AttentionLayer, Positions, build_attention
+from primal_dt.attention.dropout import Dropout
+from primal_dt.data.sampler import Batch
+
+__all__ = ["ATTENTION_STACKS", "DecisionTransformer", "ModelOutput", "ModelShape"]
+
+PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
+ATTENTION_STACKS = (PRIMAL_PLUS, PRIMALFORMER, *(kind for kind in CAUSAL_KINDS if kind != "primal"))
+"""``primal-plus``: softmax below, Causal Primal-Attention on top; ``primalformer``: the latter everywhere; or one other
+kind everywhere, of which ``softmax`` is the canonical Decision Transformer."""
+
+TOKENS_PER_STEP = 3
+STATE_POSITIONS = slice(1, None, TOKENS_PER_STEP)
+"""Tokens are (R_1, s_1, a_1, R_2, s_2, a_2, ...): an action is read where its state is."""
+
+
+class ModelOutput(NamedTuple):
+    """What the model says about a batch."""
+
+    actions: Tensor
+    """(B, K, A), within the action box."""
+    objectives: dict[int, Tensor]
+    """Layer -> J (B,), for layers that have one, if it was asked for."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """All that is needed to build a model: part of every checkpoint."""
+
+    state_width: int
+    action_low: tuple[float, ...]
+    """(A,), the least action."""
+    action_high: tuple[float, ...]
+    """(A,), the most."""
+    attention: str = PRIMAL_PLUS
+    """One of ``ATTENTION_STACKS``."""
+    width: int = 128
+    """D."""
+    num_heads: int = 1
+    num_layers: int = 3
+    context: int = 20
+    """K, the most steps of a window."""
+    rank: int = 32
+    """R, directions of a primal layer."""
+    dropout: float = 0.1
+    max_timesteps: int = 1000
+    """How many timesteps an episode can have."""
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTION_STACKS:
+            raise ValueError(f"attention must be one of {', '.join(ATTENTION_STACKS)}, not {self.attention!r}")
+        for name in ("state_width", "width", "num_heads", "num_layers", "context", "rank", "max_timesteps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        if self.width % self.num_heads:
+            raise ValueError(f"width ({self.width}) must be divisible by num_heads ({self.num_heads})")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout ({self.dropout}) must be at least 0 and below 1")
+        if len(self.action_low) != len(self.action_high) or not self.action_low:
+            raise ValueError(
+                f"action_low ({len(self.action_low)} entries) and action_high ({len(self.action_high)}) must agree"
+            )
+        if any(low >= high for low, high in zip(self.action_low, self.action_high, strict=True)):
+            raise ValueError(f"every action_low {self.action_low} must be below its action_high {self.action_high}")
+
+    @property
+    def action_width(self) -> int:
+        """A."""
+        return len(self.action_low)
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """The kind of attention of each layer, from the bottom."""
+        if self.attention == PRIMAL_PLUS:
+            return ("softmax",) * (self.num_layers - 1) + ("primal",)
+        return ("primal" if self.attention == PRIMALFORMER else self.attention,) * self.num_layers
+
+
+class Block(nn.Module):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+
+    def __init__(self, kind: str, shape: ModelShape) -> None:
+        super().__init__()
+        options: dict[str, int] = {}
+        if kind == "softmax":
+            options["right_padded"] = True  # as windows are
+        if kind == "primal":
+            options["rank"] = shape.rank
+        if kind == "cosformer":
+            options["horizon"] = TOKENS_PER_STEP * shape.context
+        width = shape.width
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = build_attention(
+            kind, width=width, num_heads=shape.num_heads, causal=True, dropout=shape.dropout, **options
+        )
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(inplace=True), nn.Linear(4 * width, width), Dropout(shape.dropout)
+        )
+
+    def forward(
+        self, x: Tensor, valid: Tensor | None, *, positions: Positions = None, with_objective: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, L, D) -> (B, M, D) at the chosen positions, and J (B,) if the layer has one and it is asked for."""
+        hidden, objective = self.attention(
+            self.attention_norm(x), valid, positions=positions, with_objective=with_objective
+        )
+        if positions is not None:
+            x = x[:, positions]
+        return self.finish(x, hidden), objective
+
+    def finish(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """What comes after attention: x (B, M, D) and what attention says, (B, M, D) -> (B, M, D)."""
+        x = x + hidden
+        rows = self.mlp_norm(x).flatten(0, -2)  # in place, a view of its input would cost the ReLU a copy
+        return x + self.mlp(rows).view_as(x)
+
+
+class DecisionTransformer(nn.Module):
+    """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from what came before it and the state itself.
+
+    A linear embedding of each kind of token plus one embedding of the timestep for all three, a LayerNorm, a causal
+    transformer, and at the state tokens ``centre + radius * tanh(linear(x))``, which is within the action box. The top
+    block is computed at the state tokens only. There is no embedding of positions besides the timestep's.
+
+    With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from the
+    Decision Transformer's published code: pre-norm blocks of our own instead of GPT-2's, no dropout on attention
+    weights (Primal-Attention has none), and padding on the right.
+    """
+
+    action_centre: Tensor
+    action_radius: Tensor
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_return = nn.Linear(1, shape.width)
+        self.embed_state = nn.Linear(shape.state_width, shape.width)
+        self.embed_action = nn.Linear(shape.action_width, shape.width)
+        self.embed_timestep = nn.Embedding(shape.max_timesteps, shape.width)
+        self.embed_norm = nn.LayerNorm(shape.width)
+        self.embed_dropout = Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(Block(kind, shape) for kind in shape.layer_kinds)
+        self.final_norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.action_width)
+        low, high = torch.tensor(shape.action_low), torch.tensor(shape.action_high)
+        self.register_buffer("action_centre", (low + high) / 2, persistent=False)
+        self.register_buffer("action_radius", (high - low) / 2, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights as GPT-2 and the Decision Transformer draw them: normal with deviation 0.02, biases zero.
+
+        Attention layers keep their own initialisation.
+        """
+        layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
+        inside = {module for layer in layers for module in layer.modules()}
+        for module in self.modules():
+            if module in inside:
+                continue
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, batch: Batch, *, with_objective: bool = False) -> ModelOutput:
+        """The action at every step.
+
+        Args:
+            batch: windows of at most K steps, padded on the right. The action of a step may be anything: it is not
+                seen at that step.
+            with_objective: return J of the layers that have one.
+        """
+        self._check_batch(batch)
+        valid = batch.valid.repeat_interleave(TOKENS_PER_STEP, dim=1)  # (B, L)
+        x = self.tokens(batch)  # (B, L, D)
+        objectives: dict[int, Tensor] = {}
+        for number, block in enumerate(self.blocks):
+            top = number == len(self.blocks) - 1
+            x, objective = block(
+                x, valid, positions=STATE_POSITIONS if top else None, with_objective=with_objective
+            )  # the last: (B, K, D)
+            if objective is not None:
+                objectives[number] = objective
+        return ModelOutput(self.actions_at(x), objectives)
+
+    def tokens(self, batch: Batch) -> Tensor:
+        """(B, L, D), the embedded sequence of returns, states and actions."""
+        padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
+        time = self.embed_timestep(batch.timesteps.masked_fill(~batch.valid, 0))  # (B, K, D)
+        kinds = (
+            self.embed_return(batch.returns_to_go.masked_fill(padding, 0.0)) + time,
+            self.embed_state(batch.states.masked_fill(padding, 0.0)) + time,
+            self.embed_action(batch.actions.masked_fill(padding, 0.0)) + time,
+        )
+        interleaved = torch.stack(kinds, dim=2).flatten(1, 2)  # (B, K, 3, D) -> (B, L, D)
+        return self.embed_dropout(self.embed_norm(interleaved))
+
+    def _check_batch(self, batch: Batch) -> None:
+        # On a GPU this would make the host wait: there, who makes the batch has to see to it.
+        if batch.valid.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        first, last = map(int, batch.timesteps.masked_fill(~batch.valid, 0).aminmax())
+        if first < 0 or last >= self.shape.max_timesteps:
+            raise ValueError(
+                f"timestep {first if first < 0 else last} is not one of the model's, 0 to "
+                f"{self.shape.max_timesteps - 1}: episodes must not be longer than max_timesteps"
+            )
+        if bool((batch.valid[:, 1:] > batch.valid[:, :-1]).any()):
+            raise ValueError("a window has padding before a real step: it must be on the right, after all real steps")
+
+    def actions_at(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., A), within the action box."""
+        return self.action_centre + self.action_radius * torch.tanh(self.head(self.final_norm(x)))
+
+    def num_parameters(self) -> int:
+        """How many numbers are learnt."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)

@@ -1,0 +1,280 @@
+"""The model step by step, as a policy runs it: what has been computed before is kept.
+
+At step t of an episode three tokens are new: the action a_{t-1}, the return R_t and the state s_t. The model's window
+then has the 3K - 1 tokens from R_{t-K+1} to s_t, all of them real.
+
+Axes: N rows (an environment each), n rows of a tile, M new tokens, K context steps, D width, S state, A action,
+H heads, P = D / H.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
+from primal_dt.model.transformer import TOKENS_PER_STEP, Block, DecisionTransformer
+from primal_dt.policy.tiles import Tiles
+
+__all__ = [
+    "INFERENCE_VERSION",
+    "Inference",
+    "InferenceMode",
+    "StreamingInference",
+    "WindowInference",
+    "make_inference",
+]
+
+INFERENCE_VERSION = 1
+"""To be raised with every change after which a policy's actions have other bits: kept episodes are then run again."""
+
+InferenceMode = Literal["window", "streaming"]
+LAST = slice(-1, None)
+ALIGNED = 16
+"""Numbers of single precision in a cache line."""
+
+
+def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
+    """``window`` (exact) or ``streaming`` (each token once)."""
+    if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
+        return WindowInference(model, num_rows)
+    if mode == "streaming":
+        return StreamingInference(model, num_rows)
+    raise ValueError(f"mode must be window or streaming, not {mode!r}")
+
+
+class Inference(ABC):
+    """Episodes side by side, all at the same step.
+
+    Args:
+        model: in evaluation mode.
+        num_rows: N.
+    """
+
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+        self.model = model
+        self.blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self.num_rows = num_rows
+        self.timestep = 0
+        self._actions = self._zeros(model.shape.action_width)  # (N, A), of the last step
+
+    def step(self, states: Tensor, returns: Tensor, tiles: Tiles) -> Tensor:
+        """The actions (N, A) of the next step.
+
+        Args:
+            states: (N, S), standardised.
+            returns: (N, 1), what is left of the targets, scaled.
+            tiles: how to divide the work.
+        """
+
+        def run(rows: slice) -> None:
+            x = self._newest(rows, self._embed(rows, states[rows], returns[rows]))  # (n, 1, D)
+            self._actions[rows] = self.model.actions_at(x[:, 0])
+
+        self._make_room()
+        tiles.run(run, self.num_rows)
+        self.timestep += 1
+        return self._actions
+
+    def keep(self, rows: Tensor, num_rows: int) -> None:
+        """Go on with these rows, by their numbers, in the first places of ``num_rows``."""
+        self._actions = _kept(self._actions, rows, num_rows)
+        self.num_rows = num_rows
+
+    def _embed(self, rows: slice, states: Tensor, returns: Tensor) -> Tensor:
+        """The new tokens (n, M, D): three, or two at the first step, which has no action before it."""
+        model, t = self.model, self.timestep
+        time = model.embed_timestep.weight
+        tokens = [model.embed_return(returns) + time[t], model.embed_state(states) + time[t]]
+        if t:
+            tokens.insert(0, model.embed_action(self._actions[rows]) + time[t - 1])
+        return model.embed_norm(torch.stack(tokens, dim=1))
+
+    def _zeros(self, *entries: int) -> Tensor:
+        return self.model.embed_norm.weight.new_zeros(self.num_rows, *entries)
+
+    @abstractmethod
+    def _make_room(self) -> None:
+        """Before the tokens of a step come."""
+
+    @abstractmethod
+    def _newest(self, rows: slice, x: Tensor) -> Tensor:
+        """New tokens (n, M, D) -> what the last block says at the state token (n, 1, D)."""
+
+
+class WindowInference(Inference):
+    """Exact: what the model says of the last K steps. Of any attention stack.
+
+    Embeddings do not depend on the rest of the window and are kept; so are the queries, keys and values of a first
+    layer of softmax attention. All else is computed anew, the top layer for the newest state token only.
+    """
+
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+        super().__init__(model, num_rows)
+        shape = model.shape
+        self._length = TOKENS_PER_STEP * shape.context - 1
+        capacity = 3 * self._length  # so that the window is seldom moved back to the beginning
+        self._end = 0
+        self._tokens = self._zeros(capacity, shape.width)  # (N, capacity, D)
+        first, *above = (block.attention for block in self.blocks)
+        self._first = first if isinstance(first, SoftmaxAttention) and above else None
+        heads = (shape.num_heads, capacity, shape.width // shape.num_heads)
+        self._projected = [] if self._first is None else [self._zeros(*heads) for _ in range(3)]  # q, k and v
+
+    def keep(self, rows: Tensor, num_rows: int) -> None:
+        super().keep(rows, num_rows)
+        self._tokens = _kept(self._tokens, rows, num_rows)
+        self._projected = [_kept(kept, rows, num_rows) for kept in self._projected]
+
+    def _make_room(self) -> None:
+        num_new = TOKENS_PER_STEP if self.timestep else TOKENS_PER_STEP - 1
+        if self._end + num_new > self._tokens.shape[1]:
+            last = slice(self._end - self._length, self._end)
+            self._tokens[:, : self._length] = self._tokens[:, last]
+            for kept in self._projected:
+                kept[:, :, : self._length] = kept[:, :, last]
+            self._end = self._length
+        self._new = slice(self._end, self._end + num_new)
+        self._end += num_new
+        self._window = slice(max(0, self._end - self._length), self._end)
+
+    def _newest(self, rows: slice, x: Tensor) -> Tensor:
+        *below, top = self.blocks
+        self._tokens[rows, self._new] = x
+        window = self._tokens[rows, self._window]  # (n, L, D)
+        if self._first is not None:
+            block = below.pop(0)
+            for kept, new in zip(self._projected, self._first.project(block.attention_norm(x)), strict=True):
+                kept[rows, :, self._new] = new  # (N, H, capacity, P)
+            q, k, v = (kept[rows, :, self._window] for kept in self._projected)  # (n, H, L, P)
+            window = block.finish(window, self._first.attend(q, k, v, seen=None))
+        x = window
+        for block in below:
+            x, _ = block(x, None)
+        x, _ = top(x, None, positions=LAST)
+        return x
+
+
+class StreamingInference(Inference):
+    """Each token once, when it is new: of stacks of softmax and Causal Primal-Attention.
+
+    Softmax layers keep keys and values of the window's tokens, in a ring; primal layers their running sum over the
+    window, which a new token enters and the oldest leaves. Until the window slides, this is what the model says of the
+    window. Afterwards it is another function than the one that was trained: the model computes a window from nothing
+    but itself, while here what is kept of a token was computed when it was new, from tokens before the window.
+    """
+
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+        super().__init__(model, num_rows)
+        self._memories = [_memory_of(block, model.shape.context, num_rows) for block in self.blocks]
+
+    def keep(self, rows: Tensor, num_rows: int) -> None:
+        super().keep(rows, num_rows)
+        for memory in self._memories:
+            memory.keep(rows, num_rows)
+
+    def _make_room(self) -> None:
+        for memory in self._memories:
+            memory.make_room(self.timestep)
+
+    def _newest(self, rows: slice, x: Tensor) -> Tensor:
+        *below, top = self.blocks
+        *memories, top_memory = self._memories
+        for block, memory in zip(below, memories, strict=True):
+            x = block.finish(x, memory.attend(rows, block.attention_norm(x), positions=None))
+        return top.finish(x[:, LAST], top_memory.attend(rows, top.attention_norm(x), positions=LAST))
+
+
+class _SoftmaxMemory:
+    """Keys and values of the last K steps; what is new at step t is in slot t modulo K."""
+
+    def __init__(self, layer: SoftmaxAttention, context: int, num_rows: int) -> None:
+        self.layer = layer
+        self.context = context
+        num_tokens = TOKENS_PER_STEP * context
+        # Rounded up, so that the rows of every product begin where the processor likes them: how a product rounds can
+        # depend on that.
+        ring = (num_rows, layer.num_heads, -(-num_tokens // ALIGNED) * ALIGNED, layer.head_width)
+        self._keys, self._values = (layer.output.weight.new_zeros(ring) for _ in range(2))
+        self._masks: dict[int, Tensor] = {}
+
+    def make_room(self, timestep: int) -> None:
+        begin = TOKENS_PER_STEP * (timestep % self.context)
+        self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
+        number = min(timestep, self.context + timestep % self.context)  # from step K on they repeat
+        if number not in self._masks:
+            self._masks[number] = self._mask(timestep).to(self._keys.device)
+        self._seen = self._masks[number]  # (M, ring)
+
+    def _mask(self, timestep: int) -> Tensor:
+        """Which of the ring each of the new tokens sees."""
+        slot, num_steps = timestep % self.context, min(timestep + 1, self.context)
+        own = slice(TOKENS_PER_STEP * slot, TOKENS_PER_STEP * (slot + 1))
+        # The slot of the oldest step begins with the action before it, which is not in the window; the first with none.
+        oldest = 0 if timestep < self.context else (timestep + 1) % self.context
+        seen = torch.zeros(TOKENS_PER_STEP, self._keys.shape[2], dtype=torch.bool)
+        seen[:, : TOKENS_PER_STEP * num_steps] = True
+        seen[:, TOKENS_PER_STEP * oldest] = False
+        seen[:, own] &= torch.ones(TOKENS_PER_STEP, TOKENS_PER_STEP, dtype=torch.bool).tril()
+        return seen[0 if timestep else 1 :]
+
+    def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
+        """(n, M, D), normalised -> the layer's output at the chosen positions."""
+        q, k, v = self.layer.project(x)
+        self._keys[rows, :, self._new], self._values[rows, :, self._new] = k, v
+        seen = self._seen
+        if positions is not None:
+            q, seen = q[:, :, positions], seen[positions]
+        return self.layer.attend(q, self._keys[rows], self._values[rows], seen=seen)
+
+    def keep(self, rows: Tensor, num_rows: int) -> None:
+        self._keys, self._values = _kept(self._keys, rows, num_rows), _kept(self._values, rows, num_rows)
+
+
+class _PrimalMemory:
+    """The running sum over the window, and its tokens, to take off what leaves; in slots as above."""
+
+    def __init__(self, layer: CausalPrimalAttention, context: int, num_rows: int) -> None:
+        self.layer = layer
+        self.context = context
+        self._total, self._count, _ = layer.initial_state(num_rows)
+        self._ring = self._total.new_zeros(num_rows, TOKENS_PER_STEP * context, layer.width)
+
+    def make_room(self, timestep: int) -> None:
+        begin = TOKENS_PER_STEP * (timestep % self.context)
+        self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
+        if timestep >= self.context:  # the return and the state of this slot's last step leave, and its action
+            leaving = [begin + 1, begin + 2, (begin + 3) % self._ring.shape[1]]
+            state = PrimalState(self._total, self._count, None).without(self._ring[:, leaving])
+            self._total, self._count, _ = state
+
+    def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
+        """(n, M, D), normalised -> the layer's output at the chosen positions."""
+        state = PrimalState(self._total[rows], self._count[rows], None)
+        hidden, state = self.layer.advance(x, state, positions=positions)
+        self._total[rows], self._count[rows] = state.total, state.num_tokens
+        self._ring[rows, self._new] = x.to(self._ring.dtype)
+        return hidden
+
+    def keep(self, rows: Tensor, num_rows: int) -> None:
+        self._total, self._count, self._ring = (
+            _kept(buffer, rows, num_rows) for buffer in (self._total, self._count, self._ring)
+        )
+
+
+def _memory_of(block: Block, context: int, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
+    layer = block.attention
+    if isinstance(layer, SoftmaxAttention):
+        return _SoftmaxMemory(layer, context, num_rows)
+    if isinstance(layer, CausalPrimalAttention):
+        return _PrimalMemory(layer, context, num_rows)
+    raise ValueError(
+        f"streaming is for stacks of softmax and primal layers, not of {type(layer).__name__}: use the mode window"
+    )
+
+
+def _kept(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """The chosen rows, moved to the front."""
+    buffer[: len(rows)] = buffer[rows]
+    return buffer[:num_rows]

@@ -1,0 +1,1 @@
+"""Grids of runs on one machine or on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Files, terminal, process: what every program needs, whatever it is about."""

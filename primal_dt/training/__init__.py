@@ -1,0 +1,1 @@
+"""Training, and what a run writes: metrics, checkpoints, its folder."""

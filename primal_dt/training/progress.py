@@ -1,0 +1,69 @@
+"""How a run shows that it is alive: a bar in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from primal_dt.system.terminal import SECONDS_BETWEEN_LINES
+from primal_dt.training.trainer import TrainMetrics
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Loss, steps per second, time left and the last score.
+
+    Args:
+        steps: of the run.
+        done: of these, before now.
+    """
+
+    def __init__(self, *, steps: int, done: int = 0) -> None:
+        self._steps = steps
+        self._done = done
+        self._score = ""
+        self._last_line = -SECONDS_BETWEEN_LINES
+        self._bar = tqdm(total=steps, initial=done, unit=" steps", desc="training") if sys.stderr.isatty() else None
+
+    def update(self, metrics: TrainMetrics) -> None:
+        """A logging point."""
+        self._done = metrics.step
+        text = f"loss {metrics.loss:.4f}{self._score}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(metrics.step - self._bar.n)
+        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES or metrics.step == self._steps:
+            self._last_line = time.monotonic()
+            left = (self._steps - metrics.step) / metrics.steps_per_second
+            self._print(
+                f"step {metrics.step:,} of {self._steps:,}  {text}  {metrics.steps_per_second:.1f} steps/s  "
+                f"{left / 60:.1f} min left"
+            )
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While the run is evaluated, and the bar stands still."""
+        if self._bar is not None:
+            self._bar.set_description("evaluating")
+        elif self._done == self._steps:
+            self._print("evaluating")
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.set_description("training")
+
+    def score(self, value: float) -> None:
+        """The newest normalised return."""
+        self._score = f"  score {value:.1f}"
+
+    def close(self) -> None:
+        """No more to come."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _print(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr)

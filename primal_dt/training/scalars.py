@@ -1,0 +1,74 @@
+"""Names of what is logged: the same in ``metrics.jsonl``, in TensorBoard and in the docs."""
+
+from collections.abc import Iterable
+
+import torch
+
+from primal_dt.attention import PrimalAttention, model_spectra
+from primal_dt.data.sampler import Batch
+from primal_dt.evaluation.score import TargetSummary
+from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.training.trainer import TrainMetrics
+
+__all__ = ["ABOUT", "HEADLINE", "evaluation_scalars", "spectrum_scalars", "training_scalars"]
+
+HEADLINE = "eval/normalized_return"
+
+ABOUT = """
+| curve | what it is |
+|---|---|
+| `train/loss` | what is minimised: `train/action_mse + eta * train/penalty`, mean over the steps between two points |
+| `train/action_mse` | mean squared error of the actions |
+| `train/penalty` | KSVD penalty, the sum over primal layers of the mean of J squared |
+| `train/J/layer_i` | KSVD objective of a primal layer: zero at a singular value decomposition |
+| `train/gradient_norm` | before clipping |
+| `train/learning_rate`, `train/steps_per_second` | of the last step; of those between two points |
+| `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalised singular values |
+| `spectrum/lambda_mean/layer_i`, `lambda_max` | Lambda of a primal layer |
+| `eval/normalized_return` | at the headline target, which the task table fixes; 0 = random policy, 100 = expert |
+| `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | asked for a return of R |
+"""
+
+
+def training_scalars(metrics: TrainMetrics) -> dict[str, float]:
+    """Of a logging point."""
+    scalars = {
+        "train/loss": metrics.loss,
+        "train/action_mse": metrics.action_mse,
+        "train/penalty": metrics.penalty,
+        "train/gradient_norm": metrics.gradient_norm,
+        "train/learning_rate": metrics.learning_rate,
+        "train/steps_per_second": metrics.steps_per_second,
+    }
+    return scalars | {f"train/J/layer_{layer}": value for layer, value in metrics.objectives.items()}
+
+
+def evaluation_scalars(summaries: Iterable[TargetSummary]) -> dict[str, float]:
+    """Of an evaluation; the first target is the headline."""
+    scalars: dict[str, float] = {}
+    for summary in summaries:
+        scalars.setdefault(HEADLINE, summary.normalized_mean)
+        target = f"target_{summary.target:g}"
+        scalars[f"eval/return/{target}"] = summary.return_mean
+        scalars[f"{HEADLINE}/{target}"] = summary.normalized_mean
+        scalars[f"eval/length/{target}"] = summary.length_mean
+    return scalars
+
+
+def spectrum_scalars(model: DecisionTransformer, batch: Batch) -> dict[str, float]:
+    """Of the layers' kernels for a batch."""
+    was_training = model.training
+    model.eval()
+    spectra = list(model_spectra(model, batch).values())
+    model.train(was_training)
+    scalars = {
+        f"spectrum/effective_rank/layer_{layer}": float(spectrum.effective_rank.mean())
+        for layer, spectrum in enumerate(spectra)
+    }
+    layers = [module for module in model.modules() if isinstance(module, PrimalAttention)]
+    numbers = [number for number, kind in enumerate(model.shape.layer_kinds) if kind == "primal"]
+    with torch.no_grad():
+        for number, layer in zip(numbers, layers, strict=True):
+            scalars[f"spectrum/lambda_mean/layer_{number}"] = float(layer.lambda_.mean())
+            scalars[f"spectrum/lambda_max/layer_{number}"] = float(layer.lambda_.max())
+    return scalars

@@ -1,0 +1,326 @@
+"""Training as an iterator of metrics. It knows no environment and no logger.
+
+Axes: B batch.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from primal_dt.attention import PrimalAttention
+from primal_dt.attention.dropout import masks_from
+from primal_dt.config import OptimizerConfig
+from primal_dt.data.sampler import Batch, WindowSampler, prefetch
+from primal_dt.model.objective import LossTerms, loss_terms
+from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.training.muon import Muon
+
+__all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
+
+
+GPU_STEPS_PER_STOP_CHECK = 20
+MOST_SHARDS = 4
+"""Of a batch, by default: the smaller the parts, the more of the time is Python's, which one thread runs at a time."""
+
+
+class BadLossError(RuntimeError):
+    """The loss, a gradient or a weight is no longer a finite number."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss, its gradient or a weight is not finite at step {step}")
+        self.step = step
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """Means over the steps since the last logging point."""
+
+    step: int
+    """How many updates were made."""
+    loss: float
+    action_mse: float
+    penalty: float
+    gradient_norm: float
+    """Before clipping."""
+    objectives: dict[int, float]
+    """Layer -> J."""
+    learning_rate: float
+    """At the last of them."""
+    steps_per_second: float
+
+
+def make_optimizers(model: DecisionTransformer, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for everything; or Muon for the weight matrices of the blocks, and AdamW for the rest."""
+    matrices: list[Tensor] = []
+    if config.optimizer == "muon":
+        linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+        matrices = [linear.weight for linear in linears]
+    taken = set(map(id, matrices))
+    rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in taken]
+    fused = rest[0].device.type in ("cpu", "cuda")
+    adamw = torch.optim.AdamW(rest, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+    return [adamw, Muon(matrices, lr=config.lr, weight_decay=config.weight_decay)] if matrices else [adamw]
+
+
+def learning_rate(step: int, config: OptimizerConfig) -> float:
+    """The rate of update number ``step``, counted from 0: linear warm-up, then constant or a half cosine to zero."""
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    if config.schedule == "constant" or step < config.warmup_steps:
+        return config.lr * warmup
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class Trainer:
+    """``for metrics in trainer`` trains, and yields at every logging point and at the end.
+
+    All that is random in update t (the batch, dropout) is a function of (seed, t, process, shard): to go on from a
+    state needs no random state but the step, and what happens between updates cannot disturb it.
+
+    On a CPU the parts of a batch are computed in threads of their own, each on its share of the CPU's threads, instead
+    of one after the other with all threads sharing every operation: they wait for one another once a step. Gradients
+    are added in the order of the parts, so the result does not depend on who is first.
+
+    Between logging points the host does not wait for the device. A loss or gradient that is not finite is noted on the
+    device and raises :class:`BadLossError` at the next logging point, or when :meth:`check` is called.
+
+    Args:
+        model: on its device.
+        sampler: this process's share of the batches.
+        config: steps, rates and so on.
+        eta: weight of the KSVD penalty.
+        seed: of dropout.
+        log_every_steps: how often to yield.
+    """
+
+    def __init__(
+        self,
+        model: DecisionTransformer,
+        sampler: WindowSampler,
+        config: OptimizerConfig,
+        *,
+        eta: float,
+        seed: int,
+        log_every_steps: int,
+    ) -> None:
+        longest = int(sampler.trajectories.lengths.max())
+        if longest > model.shape.max_timesteps:
+            raise ValueError(
+                f"the longest episode has {longest} steps, more than max_timesteps ({model.shape.max_timesteps})"
+            )
+        self.model = model
+        self.sampler = sampler
+        self.config = config
+        self.eta = eta
+        self.seed = seed
+        self.log_every_steps = log_every_steps
+        self.device = next(model.parameters()).device
+        self.step = 0
+        self._stopping = False
+        self._process = dist.get_rank() if dist.is_initialized() else 0
+        self._num_processes = dist.get_world_size() if dist.is_initialized() else 1
+        if eta == 0:
+            # Nothing but the penalty depends on Lambda: without it, it would wait for a gradient for ever.
+            for layer in model.modules():
+                if isinstance(layer, PrimalAttention):
+                    layer.lam.requires_grad_(False)
+        self._learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimizers = make_optimizers(model, config)
+        run: nn.Module = model
+        if config.compile:
+            run = torch.compile(model)  # type: ignore[assignment]
+        if self._num_processes > 1:
+            run = DistributedDataParallel(run, device_ids=None if self.device.type == "cpu" else [self.device])
+        self._run = run
+        self._threads: ThreadPoolExecutor | None = None
+        self.num_shards = self._choose_shards()
+        if self.num_shards > 1:
+            each = max(1, torch.get_num_threads() // self.num_shards)
+            self._threads = ThreadPoolExecutor(self.num_shards, initializer=torch.set_num_threads, initargs=(each,))
+        self._layers = [number for number, kind in enumerate(model.shape.layer_kinds) if kind == "primal" and eta]
+        self._sums = torch.zeros(4 + len(self._layers), device=self.device)
+        self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+
+    def _choose_shards(self) -> int:
+        one = self.device.type != "cpu" or self._num_processes > 1 or self.config.compile
+        if self.config.shards is None:
+            return 1 if one else min(torch.get_num_threads(), MOST_SHARDS)
+        if one and self.config.shards > 1:
+            raise ValueError(
+                f"shards ({self.config.shards}) are for one process on a CPU, without compile: leave it out, or give 1"
+            )
+        return self.config.shards
+
+    def __iter__(self) -> Iterator[TrainMetrics]:
+        """Train until the last step, or until :meth:`stop`."""
+        if self._all_stop():
+            return
+        self._run.train()
+        start, first = time.perf_counter(), self.step
+        for batch in prefetch(self.sampler, range(self.step, self.config.steps), self.device):
+            self.update(batch)
+            if self._is_point():
+                self.check()  # waits for the device, before the clock is read
+                yield self.metrics((self.step - first) / (time.perf_counter() - start))
+                self._run.train()
+                start, first = time.perf_counter(), self.step
+            if self._all_stop():
+                return
+
+    def stop(self) -> None:
+        """Have the iterator end after the update that is running."""
+        self._stopping = True
+
+    def _all_stop(self) -> bool:
+        """Processes stop after the same update, or they would wait for one another for ever."""
+        if self._num_processes == 1:
+            return self._stopping
+        if self.device.type != "cpu" and self.step % GPU_STEPS_PER_STOP_CHECK and not self._is_point():
+            return False  # to ask would make the host wait for the device
+        asked = torch.tensor(self._stopping, dtype=torch.int32, device=self.device)
+        dist.all_reduce(asked)
+        return bool(asked)
+
+    def _is_point(self) -> bool:
+        """Whether the last update ends at a logging point."""
+        return self.step % self.log_every_steps == 0 or self.step == self.config.steps
+
+    def check(self) -> None:
+        """Wait for the device and see whether all has been finite so far, and still is.
+
+        Raises:
+            BadLossError: if not.
+        """
+        state = [value for optimizer in self._optimizers for own in optimizer.state.values() for value in own.values()]
+        tensors = [*self._learnt, *(value for value in state if isinstance(value, Tensor))]
+        finite = torch.stack([tensor.isfinite().all().to(self.device) for tensor in tensors]).all()
+        bad = torch.where(finite | (self._first_bad >= 0), self._first_bad, self.step)
+        if (step := int(bad)) >= 0:
+            raise BadLossError(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it takes to go on, besides the model's weights."""
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"step": self.step, "optimizers": states, "sums": self._sums.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        self.step = state["step"]
+        self._sums.copy_(state["sums"])
+
+    def update(self, batch: Batch) -> None:
+        """One step. Its parts have names for torch's profiler."""
+        torch.manual_seed(_mixed(self.seed, self.step, self._process))
+        rate = learning_rate(self.step, self.config)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        num_valid = batch.valid.sum()
+        if self._num_processes > 1:
+            dist.all_reduce(num_valid)
+        parts = _parts(batch, self.config.accumulate * self.num_shards)
+        terms = self._in_turn(parts, num_valid) if self._threads is None else self._side_by_side(parts, num_valid)
+        with record_function("train/optimizer"):
+            terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
+            for optimizer in self._optimizers:
+                optimizer.step()
+        self._sums += terms
+        bad = ~torch.isfinite(terms[0] + terms[3])
+        self.step += 1
+        self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
+
+    def _in_turn(self, parts: list[Batch], num_valid: Tensor) -> Tensor:
+        """Leave the gradients of a batch with the weights, and return the terms of the loss."""
+        terms = torch.zeros_like(self._sums)
+        for number, part in enumerate(parts):
+            with self._without_sync(number < len(parts) - 1):
+                with record_function("train/forward"):
+                    loss = self._forward(part, num_valid)
+                with record_function("train/backward"):
+                    # DistributedDataParallel averages the gradients of the processes, whose losses are to be added.
+                    (loss.total * self._num_processes).backward()
+            terms += self._vector(loss)
+        if self._num_processes > 1:
+            dist.all_reduce(terms)
+        return terms
+
+    def _side_by_side(self, parts: list[Batch], num_valid: Tensor) -> Tensor:
+        """As :meth:`_in_turn`, in threads."""
+
+        def compute(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+            generator = torch.Generator().manual_seed(_mixed(self.seed, self.step, self._process, number))
+            with masks_from(generator), record_function("train/forward"):
+                loss = self._forward(parts[number], num_valid)
+            with record_function("train/backward"):
+                return self._vector(loss), torch.autograd.grad(loss.total, self._learnt)
+
+        assert self._threads is not None
+        terms, gradients = zip(*self._threads.map(compute, range(len(parts))), strict=True)
+        for parameter, own in zip(self._learnt, zip(*gradients, strict=True), strict=True):
+            parameter.grad = reduce(torch.add, own)
+        return reduce(torch.add, terms)
+
+    def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
+        with torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext():
+            output = self._run(part, with_objective=self.eta > 0)
+            return loss_terms(output, part, eta=self.eta, num_valid=num_valid, num_sequences=self.sampler.batch_size)
+
+    def _without_sync(self, more_to_come: bool) -> Any:
+        """Gradients are exchanged with the last part of a batch only."""
+        if more_to_come and isinstance(self._run, DistributedDataParallel):
+            return self._run.no_sync()
+        return nullcontext()
+
+    def _vector(self, loss: LossTerms) -> Tensor:
+        values = [loss.total, loss.action_mse, loss.penalty, torch.zeros_like(loss.total)]
+        values += [loss.objectives[layer] for layer in self._layers]
+        return torch.stack(values).detach()
+
+    def metrics(self, steps_per_second: float) -> TrainMetrics:
+        """What is yielded at a logging point; the next one begins anew."""
+        steps = self.step % self.log_every_steps or self.log_every_steps
+        loss, action_mse, penalty, norm, *objectives = (self._sums / steps).tolist()
+        self._sums.zero_()
+        return TrainMetrics(
+            step=self.step,
+            loss=loss,
+            action_mse=action_mse,
+            penalty=penalty,
+            gradient_norm=norm,
+            objectives=dict(zip(self._layers, objectives, strict=True)),
+            learning_rate=learning_rate(self.step - 1, self.config),
+            steps_per_second=steps_per_second,
+        )
+
+
+def _parts(batch: Batch, number: int) -> list[Batch]:
+    """A batch in so many parts, or fewer if it has fewer rows."""
+    if number == 1:
+        return [batch]
+    chunks = [getattr(batch, f.name).chunk(number) for f in fields(batch)]
+    return [Batch(*part) for part in zip(*chunks, strict=True)]
+
+
+def _mixed(*numbers: int) -> int:
+    """A seed for torch's generators from some numbers (SplitMix64)."""
+    value = 0
+    for number in numbers:
+        value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value

@@ -1,0 +1,88 @@
+"""Run folders: safe names, and a configuration that comes back."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
+from primal_dt.training.run_folder import new_run_folder, read_config, write_config
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("primal/hopper/medium-v0", "primal-hopper-medium-v0"),
+        ("hopper-medium-v2+hopper-expert-v2", "hopper-medium-v2-and-hopper-expert-v2"),
+        ("../some where/a b.hdf5 + /x/c.h5", "a-b-and-c"),
+        ("../../etc/passwd", "etc-passwd"),
+    ],
+)
+def test_a_run_is_named_after_what_it_is(tmp_path: Path, dataset: str, name: str) -> None:
+    folder = new_run_folder(tmp_path / "runs", dataset=dataset, attention="primal-plus", seed=3)
+    assert folder.parent == tmp_path / "runs"
+    assert re.fullmatch(rf"{re.escape(name)}__primal-plus__s3__\d{{8}}-\d{{6}}", folder.name)
+
+
+def test_a_run_never_takes_anothers_folder(tmp_path: Path) -> None:
+    names = {new_run_folder(tmp_path, dataset="a", attention="b", seed=0) for _ in range(5)}
+    assert len(names) == 5
+
+
+def test_a_flag_that_an_older_run_did_not_know_has_its_default(tmp_path: Path) -> None:
+    config = Config(optimizer=OptimizerConfig(shards=3, steps=7))
+    write_config(tmp_path, config, {})
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["optimizer"]["shards"]
+    path.write_text(json.dumps(content))
+    assert read_config(tmp_path)[0] == Config(optimizer=OptimizerConfig(steps=7))
+
+
+def test_a_configuration_comes_back(tmp_path: Path) -> None:
+    for _, preset in PRESETS.values():
+        config = replace(preset, evaluation=replace(preset.evaluation, targets=(1.0, 2.5)))
+        write_config(tmp_path, config, {"threads": 2})
+        again, content = read_config(tmp_path)
+        assert again == config
+        assert content["threads"] == 2
+        assert content["versions"]["torch"]
+        assert isinstance(content["command"], list)
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run: there is no config\.json in it"):
+        read_config(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read by this version"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"dataset": "x"}}))
+    with pytest.raises(ValueError, match="cannot be read by this version"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": ModelConfig(width=0)}, r"width \(0\) must be above 0"),
+        ({"model": ModelConfig(eta=-0.1)}, r"eta \(-0\.1\) must not be negative"),
+        ({"optimizer": OptimizerConfig(lr=float("nan"))}, r"lr \(nan\) must be above 0"),
+        ({"run": RunConfig(save_every_steps=150)}, r"save_every_steps \(150\) must be a multiple of log_every_steps"),
+        ({"evaluation": EvaluationConfig(eval_episodes=0)}, r"eval_episodes \(0\) must be at least 1"),
+        ({"run": RunConfig(seed=-1)}, r"seed \(-1\) must not be negative"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(Config(), **change)  # type: ignore[arg-type]
+
+
+def test_the_paper_preset_has_the_papers_values() -> None:
+    config = PRESETS["paper"][1]
+    model, optimizer = config.model, config.optimizer
+    assert (model.attention, model.width, model.num_heads, model.num_layers) == ("primal-plus", 256, 4, 3)
+    assert (model.context, model.dropout, model.eta, model.rank) == (20, 0.1, 0.05, None)
+    assert (optimizer.steps, optimizer.batch_size, optimizer.lr, optimizer.warmup_steps) == (100_000, 64, 1e-3, 10_000)
+    assert (optimizer.schedule, optimizer.weight_decay, optimizer.clip) == ("constant", 1e-4, 0.25)
