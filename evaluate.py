@@ -20,22 +20,26 @@ from typing import Annotated
 import torch
 import tyro
 
-from envs.datasets.checks import DataError
+from envs.behaviour.policies import BatchedPolicy, load_policy
+from envs.errors import DataError
+from envs.make import check_environment, make_arena
 from envs.published import TABLE_4
-from envs.tasks import task_named
+from envs.tasks import task_named, task_of
 from envs.video import check_video, record_video
-from primal_dt.evaluation.callbacks import Progress
-from primal_dt.evaluation.report import Evaluated, Report
-from primal_dt.evaluation.report_files import MARKS, results_table, write_report_and_plots
+from primal_dt.evaluation.callbacks import ProgressBar
+from primal_dt.evaluation.evaluate import EpisodePlan, evaluate_policy, evaluate_run
+from primal_dt.evaluation.report import Evaluation, Report
+from primal_dt.evaluation.report_files import MARKS, results_table, write_report
 from primal_dt.evaluation.rollout import RolloutError
-from primal_dt.evaluation.trained_run import Plan, Trained, evaluate_behaviour, evaluate_trained, open_trained
+from primal_dt.evaluation.trained_run import TrainedRun, open_run
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.system.files import check_writable
+from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.training.checkpoint import CheckpointError
 from primal_dt.training.distributed import choose_device
-from primal_dt.training.run_folder import facts
 
+STARTED = time.strftime("%Y%m%d-%H%M%S")
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
 
@@ -94,126 +98,149 @@ class Config:
                 raise ValueError(f"{name} ({value}) must be at least {bound}")
 
     @property
-    def plan(self) -> Plan:
-        """The episodes."""
-        return Plan(self.targets, self.episodes, self.seed, self.envs, self.workers, self.fresh)
+    def folder(self) -> Path:
+        """The folder of the report."""
+        return self.out or Path("reports") / STARTED
+
+    @property
+    def plan(self) -> EpisodePlan:
+        """Which episodes to run."""
+        return EpisodePlan(self.targets, self.episodes, self.seed, self.envs, self.workers, self.fresh)
 
     @property
     def modes(self) -> tuple[InferenceMode, ...]:
-        """Streaming is never without window beside it."""
+        """Streaming is always shown beside window."""
         return ("window",) if self.mode == "window" else ("window", "streaming")
 
 
 def main() -> int:
-    """Parse, evaluate, report; and say what went wrong, if anything did."""
+    """Parse the command line, evaluate, report; explain a user's mistake without a traceback."""
     begin_program()
     try:
-        failures = report_on(tyro.cli(Config, description=__doc__))
-    except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
+        config = tyro.cli(Config, description=__doc__)
+        check_writable(config.folder)
+        evaluations, failures = evaluate_behaviour(config) if config.policy else evaluate_runs(config)
+        if evaluations:
+            report = Report.of(
+                evaluations,
+                published={f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()},
+                provenance=provenance() | {"device": str(choose_device(config.device))},
+                failures=failures,
+            )
+            publish(report, config)
+    except (RolloutError, ValueError, OSError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
-        print("stopped; a run's episodes that had ended are kept", file=sys.stderr)
+        print("stopped; episodes that had ended are cached", file=sys.stderr)
         return EXIT_INTERRUPTED
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return EXIT_MISTAKE if failures else 0
 
 
-def report_on(config: Config) -> list[str]:
-    """Evaluate what has not been evaluated, and publish the report. Returns what could not be evaluated, and why."""
-    check_writable(folder_of(config))
-    evaluated, failures = evaluate_policy(config) if config.policy is not None else evaluate_runs(config)
-    if evaluated:
-        device = str(choose_device(config.device))
-        table = {f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()}
-        publish(Report.of(evaluated, published=table, facts=facts() | {"device": device}, failures=failures), config)
-    return failures
+def evaluate_runs(config: Config) -> tuple[list[Evaluation], list[str]]:
+    """Open all runs first, so that what is wrong is reported at once; then evaluate them in turn.
 
-
-def evaluate_runs(config: Config) -> tuple[list[Evaluated], list[str]]:
-    """Open all checkpoints, so that what is wrong is told at once; then run them one after the other.
-
-    A run that fails does not stop the others: what was evaluated, and what went wrong.
+    Returns the evaluations, and what failed: a run that fails does not stop the others.
     """
     device = choose_device(config.device)
-    opened, failures = open_all(config)
-    every = distinct(opened)
+    opened, failures = open_runs(config)
+    runs = without_repeats(opened)
     if config.video:
-        check_video(every[0].task)
-    evaluated = []
-    for number, trained in enumerate(every, 1):
+        check_video(task_of(runs[0].task.env_id))
+    evaluations = []
+    for number, run in enumerate(runs, 1):
+        task = task_of(run.task.env_id)
         for mode in config.modes:
             try:
-                with Progress(f"{number}/{len(every)} {trained.name}, {mode}") as bar:
-                    evaluated.append(evaluate_trained(trained, config.plan, mode=mode, device=device, watches=[bar]))
+                with ProgressBar(f"{number}/{len(runs)} {run.name}, {mode}") as bar:
+                    evaluation = evaluate_run(
+                        run, make_arena(task), config.plan, mode=mode, device=device, callbacks=[bar]
+                    )
             except (RolloutError, CheckpointError) as error:
-                failures.append(f"{trained.name}, {mode}: {error}")
+                failures.append(f"{run.name}, {mode}: {error}")
                 continue
+            evaluations.append(evaluation)
             if config.video:
-                film(trained, evaluated[-1], config, mode=mode, device=device)
-    return evaluated, failures
+                save_videos(run, evaluation, config, mode=mode, device=device)
+    return evaluations, failures
 
 
-def open_all(config: Config) -> tuple[list[Trained], list[str]]:
-    """Checkpoints that can act as they shall, and what is wrong with the others.
+def open_runs(config: Config) -> tuple[list[TrainedRun], list[str]]:
+    """The runs that can be evaluated, and what is wrong with the others.
 
-    What is no run is left out, if there are several: runs/* may find what other programs have put there.
+    Paths that are not runs are skipped if there are several: runs/* may match files of other programs.
     """
     opened, failures = [], []
     for path in config.runs:
         if len(config.runs) > 1 and path.exists() and not is_run(path):
-            print(f"{path} is left out: it is no run", file=sys.stderr)
+            print(f"{path} is skipped: it is not a run", file=sys.stderr)
             continue
         try:
-            opened.append(
-                open_trained(
-                    path, env_id=config.env_id, allow_version_mismatch=config.allow_version_mismatch, mode=config.mode
-                )
-            )
+            run = open_run(path, mode=config.mode, env_id=config.env_id)
         except CheckpointError as error:
             failures.append(str(error))
+            continue
+        check_version(run, config)
+        check_environment(task_of(run.task.env_id))
+        opened.append(run)
     if not opened:
         raise CheckpointError(failures[0] if failures else "none of these is a run")
     return opened, failures
 
 
 def is_run(path: Path) -> bool:
-    """Whether it looks like a run's folder, or a checkpoint."""
+    """Whether it looks like a run folder or a checkpoint."""
     return path.suffix == ".pt" or (path / "config.json").exists() or (path / "checkpoints").exists()
 
 
-def distinct(every: list[Trained]) -> list[Trained]:
-    """Without runs of one configuration and one seed: they are one experiment, whatever their folders are called."""
-    kept: dict[tuple[str, int], Trained] = {}
-    for trained in every:
-        first = kept.setdefault((trained.configuration, trained.seed), trained)
-        if first is not trained:
-            print(f"{trained.path} is left out: it has the settings and the seed of {first.path}", file=sys.stderr)
-    return list(kept.values())
+def check_version(run: TrainedRun, config: Config) -> None:
+    """Refuse another environment, and another version unless the user asked for it."""
+    trained_for, env_id = run.checkpoint.task.env_id, run.task.env_id
+    if task_of(env_id).environment != task_of(trained_for).environment:
+        raise DataError(f"{run.path} is trained for {trained_for} and cannot act in {env_id}")
+    if env_id != trained_for and not config.allow_version_mismatch:
+        raise DataError(
+            f"{run.path} is trained for {trained_for}, which differs from {env_id} in physics or reward: scores are "
+            "not comparable. If intended, add --allow-version-mismatch"
+        )
 
 
-def evaluate_policy(config: Config) -> tuple[list[Evaluated], list[str]]:
-    """A behaviour policy."""
+def without_repeats(runs: list[TrainedRun]) -> list[TrainedRun]:
+    """One run for each configuration and seed: two of them are one experiment, whatever their folders are called."""
+    first: dict[tuple[str, int], TrainedRun] = {}
+    for run in runs:
+        other = first.setdefault((run.configuration, run.seed), run)
+        if other is not run:
+            print(f"{run.path} is skipped: it has the settings and the seed of {other.path}", file=sys.stderr)
+    return list(first.values())
+
+
+def evaluate_behaviour(config: Config) -> tuple[list[Evaluation], list[str]]:
+    """A behaviour policy: the ends of the scale."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
-    with Progress(f"{name} in {task.env_id}") as bar:
-        evaluated = evaluate_behaviour(name, task, config.plan, watches=[bar])
-    return [evaluated], list(evaluated.notes)
+    policy = BatchedPolicy(load_policy(name, task), config.seed)
+    with ProgressBar(f"{name} in {task.env_id}") as bar:
+        evaluation = evaluate_policy(policy, name, make_arena(task), task.run_task(), config.plan, callbacks=[bar])
+    return [evaluation], list(evaluation.notes)
 
 
-def film(trained: Trained, evaluated: Evaluated, config: Config, *, mode: InferenceMode, device: torch.device) -> None:
-    """An episode for each target."""
-    policy = trained.policy(mode, device)
-    for target in dict.fromkeys(episode.target for episode in evaluated.episodes):
-        path = folder_of(config) / f"{trained.name}-{trained.digest}-{mode}-target-{target:g}.mp4"
-        record_video(policy, trained.task, path, target=target, seed=config.seed)
+def save_videos(
+    run: TrainedRun, evaluation: Evaluation, config: Config, *, mode: InferenceMode, device: torch.device
+) -> None:
+    """Save a video of one episode for each target."""
+    policy = run.checkpoint.policy(device, mode=mode)
+    for target in dict.fromkeys(episode.target for episode in evaluation.episodes):
+        path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target:g}.mp4"
+        record_video(policy, task_of(run.task.env_id), path, target=target, seed=config.seed)
         print(f"video: {path}", file=sys.stderr)
 
 
 def publish(report: Report, config: Config) -> None:
-    """Print the table, write the files."""
-    path = write_report_and_plots(report, folder_of(config))
+    """Write the report, and print its table or its JSON."""
+    path = write_report(report, config.folder)
     if not list(path.parent.glob("*.png")):
         print("no plots: they need matplotlib, pip install -c constraints.txt -e '.[plots]'", file=sys.stderr)
     if config.json:
@@ -224,13 +251,6 @@ def publish(report: Report, config: Config) -> None:
         print(f"warning: {warning}")
     print(f"report: {path}")
 
-
-def folder_of(config: Config) -> Path:
-    """Where the report goes."""
-    return config.out or Path("reports") / STARTED
-
-
-STARTED = time.strftime("%Y%m%d-%H%M%S")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end
 
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,25 +21,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import tyro
 from filelock import FileLock, Timeout
 
-import evaluate
-import train
 from envs.datasets.cache import CACHE_VARIABLE, cache_folder
-from envs.datasets.checks import DataError
+from envs.datasets.load import load_dataset
 from envs.datasets.minari import minari_folder
+from envs.datasets.sources import must_download, stand_in
+from envs.make import make_arena
+from envs.tasks import task_of
 from primal_dt.config import Attention
 from primal_dt.config import Config as Training
+from primal_dt.evaluation.evaluate import EpisodePlan, evaluate_run
+from primal_dt.evaluation.report import Evaluation
+from primal_dt.evaluation.trained_run import TrainedRun
 from primal_dt.sweep.cluster import Resources, connected, require_cluster, require_room, run_jobs
-from primal_dt.sweep.grid import SWEEPS, Grid, fingerprint_of, jobs_of, must_download
+from primal_dt.sweep.estimate import show_plan
+from primal_dt.sweep.grid import SWEEPS, Grid, jobs_of
 from primal_dt.sweep.job import Job, JobRecord
-from primal_dt.sweep.plan import show_plan
 from primal_dt.sweep.view import SweepView
 from primal_dt.sweep.worker import Programs
 from primal_dt.system.files import check_writable
 from primal_dt.system.terminal import begin_program, explain
-from primal_dt.training.checkpoint import CheckpointError
+from primal_dt.training.arguments import parse_config
 
 EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
 INSTEAD = {
@@ -128,10 +134,10 @@ def main() -> int:
     try:
         config, jobs = parse(sys.argv[1:])
         if config.dry_run:
-            show_plan(jobs, config.resources, programs(), address=config.address)
+            show_plan(jobs, config.resources, programs(), address=config.address, stand_in=stand_in, roll_out=roll_out)
             return 0
         return sweep(config, jobs)
-    except (DataError, CheckpointError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
@@ -154,24 +160,34 @@ def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
         require_cluster(config.address)
     check_writable(config.out)
     grid = config.grid
-    base, _ = train.parse([grid.preset, *grid.flags, *rest], program="train.py")
+    base = parse_config([grid.preset, *grid.flags, *rest], program="train.py")
     jobs = jobs_of(
         grid,
         base,
         out=config.out,
         threads=config.resources.threads,
         device="cuda" if config.gpus_per_job else "cpu",
-        fingerprint=fingerprint_unless_far if config.dry_run else fingerprint_of,
+        fingerprint=fingerprint_if_here if config.dry_run else fingerprint_of,
     )
     return config, jobs
 
 
-def fingerprint_unless_far(dataset: str, base: Training) -> str:
-    """For a plan: data that would have to be downloaded is told, and its jobs are shown all the same."""
+def fingerprint_of(dataset: str, base: Training) -> str:
+    """The digest of a data set's content. It is downloaded or recorded now, so that no job has to."""
+    return load_dataset(dataset, env_id=base.env_id, mix_versions=base.mix_versions).store.fingerprint
+
+
+def fingerprint_if_here(dataset: str, base: Training) -> str:
+    """For a plan: the jobs of data that would have to be downloaded are shown without its digest."""
     if not must_download(dataset):
         return fingerprint_of(dataset, base)
     print(f"{dataset} is not here yet: the sweep would download it first", file=sys.stderr)
     return ""
+
+
+def roll_out(run: TrainedRun, plan: EpisodePlan) -> Evaluation:
+    """Evaluate a run, for a trial."""
+    return evaluate_run(run, make_arena(task_of(run.task.env_id)), plan, mode="window", device=torch.device("cpu"))
 
 
 def programs() -> Programs:
@@ -192,21 +208,18 @@ def sweep(config: Config, jobs: list[Job]) -> int:
     print(f"watch them: {shlex.join(['tensorboard', '--logdir', str(config.out)])}", flush=True)
     failed = run(config, jobs, todo) if todo else {}
     done = [job for job in jobs if job.record.state == "done"]
-    problems: list[str] = []
-    if done:
-        evaluation = evaluate.Config(
-            runs=tuple(job.folder for job in done),
-            episodes=done[0].episodes,
-            device="cpu",
-            out=config.out / "report",
-        )
-        problems = evaluate.report_on(evaluation)
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+    is_reported = not done or report(done, config.out / "report")
     for name, record in failed.items():
         why = record.errors[-1] if record.errors else f"it was {record.state}"
         print(f"\nerror: {name} has failed. The last time:\n{why}", file=sys.stderr)
-    return EXIT_FAILED_JOBS if failed or problems else 0
+    return EXIT_FAILED_JOBS if failed or not is_reported else 0
+
+
+def report(jobs: Sequence[Job], folder: Path) -> bool:
+    """Report on all runs by ``evaluate.py``, which finds their episodes cached. Returns whether it succeeded."""
+    flags = ["--episodes", str(jobs[0].episodes), "--device", "cpu", "--out", str(folder)]
+    command = [sys.executable, str(programs().evaluate), *(str(job.folder) for job in jobs), *flags]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def require_as_begun(jobs: Sequence[Job], threads: int) -> None:

@@ -1,43 +1,48 @@
-"""Train a Decision Transformer, watch it in TensorBoard, and see what it reaches.
+"""Train a Decision Transformer on an offline data set, and evaluate it by rollouts.
 
-Without a preset, quick is taken: python train.py --dataset primal/walker2d/medium-v0 --seed 1. All flags are explained
-by: python train.py quick --help. A run that was stopped goes on with: python train.py --resume runs/RUN.
+The first word is a preset: quick (the default) or paper. Flags change single settings:
+
+  python train.py --dataset primal/walker2d/medium-v0 --seed 1
+
+To see all flags: python train.py quick --help. To resume a run: python train.py --resume runs/RUN.
 """
 
-if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should end the program without a traceback
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
-import tyro
 
-from envs.datasets.checks import DataError
-from envs.datasets.load import Dataset, load_dataset
-from envs.make import make_environment
-from envs.training import dataset_again, make_sampler, model_shape, task_facts
-from primal_dt.config import PRESETS, Config
-from primal_dt.evaluation.evaluate import Watch, evaluate
-from primal_dt.evaluation.report import Report
-from primal_dt.evaluation.report_files import write_report_and_plots
-from primal_dt.evaluation.rollout import Episode, Policy, RolloutError
-from primal_dt.evaluation.score import summary_table
-from primal_dt.evaluation.trained_run import describe_trained, open_trained
+from envs.datasets.load import Dataset, load_dataset, reload_dataset
+from envs.make import check_environment, make_arena
+from primal_dt.config import Config
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.evaluation.callbacks import StopCheck
+from primal_dt.evaluation.evaluate import evaluate_episodes, target_seed_pairs
+from primal_dt.evaluation.report import Evaluation, Report
+from primal_dt.evaluation.report_files import write_report
+from primal_dt.evaluation.rollout import Episode, RolloutError
+from primal_dt.evaluation.score import evaluation_scalars, summarize, summary_table
+from primal_dt.evaluation.trained_run import describe_run
 from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.system.files import check_writable
-from primal_dt.system.memory import keep_freed_memory
-from primal_dt.system.stopping import StopRequest, catch_signals
+from primal_dt.system.process import StopRequest, StopRequestedError, catch_signals, keep_freed_memory
+from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
-from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from primal_dt.training.arguments import parse_config, resume_config
 from primal_dt.training.distributed import Processes, join_processes
-from primal_dt.training.recorder import Run
-from primal_dt.training.run_folder import facts, lock_run, named_run_folder, new_run_folder, read_config, write_config
+from primal_dt.training.progress import TrainingProgress
+from primal_dt.training.recorder import Recorder, restore
+from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
+from primal_dt.training.scalars import HEADLINE, spectrum_scalars, training_scalars
 from primal_dt.training.trainer import BadLossError, Trainer
 
 SPECTRUM_SEQUENCES = 8
@@ -45,185 +50,205 @@ EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 
 
 def main() -> int:
-    """Parse, build, run; and say what went wrong, if anything did."""
+    """Parse the command line and train; explain a user's mistake without a traceback."""
     begin_program()
     try:
-        config, before = parse(sys.argv[1:])
+        config, record = parse(sys.argv[1:])
         with join_processes(config.run.device) as processes:
-            return train(config, before, processes)
-    except (DataError, CheckpointError, RolloutError, ValueError, OSError) as error:
+            return train(config, record, processes)
+    except (RolloutError, ValueError, OSError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
-        print("stopped; nothing is left half written", file=sys.stderr)
+        print("stopped; no file is left incomplete", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
-def parse(arguments: list[str], *, program: str | None = None) -> tuple[Config, dict[str, Any] | None]:
-    """The configuration: a preset (``quick`` if none is named), changed by flags; or that of the run to continue.
-
-    In the latter case also all else that the run wrote down at its beginning. Messages call the program as it was
-    called, if they are not told otherwise.
-    """
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
-        arguments = ["quick", *arguments]
-    config = tyro.extras.overridable_config_cli(
-        PRESETS, prog=program, args=arguments, description=__doc__, config=(tyro.conf.OmitArgPrefixes,)
-    )
-    if config.run.resume is None:
-        check_writable(Path(config.run.out))
-        return config, None
-    given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-    if given - {"--resume", "--device"}:
-        raise ValueError("--resume takes everything from the run: only --device can be given besides")
-    first, content = read_config(Path(config.run.resume))
-    device = first.run.device if config.run.device == "auto" else config.run.device
-    run = replace(first.run, resume=config.run.resume, device=device, threads=content["threads"])
-    return replace(first, run=run), content
+def parse(arguments: list[str]) -> tuple[Config, RunRecord | None]:
+    """The configuration; and the record of the run to resume, if there is one."""
+    config = parse_config(arguments, description=__doc__)
+    if config.run.resume is not None:
+        return resume_config(config, arguments)
+    check_writable(Path(config.run.out))
+    return config, None
 
 
-def train(config: Config, before: dict[str, Any] | None, processes: Processes) -> int:
-    """Data -> model -> trainer -> run."""
+def train(config: Config, record: RunRecord | None, processes: Processes) -> int:
+    """Task -> trajectories -> sampler -> model -> trainer -> run."""
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     if processes.device.type == "cpu":
         keep_freed_memory()
-    dataset = load(config, before, processes)
+    dataset = load(config, record, processes)
     torch.manual_seed(config.run.seed)
-    model = DecisionTransformer(model_shape(config, dataset)).to(processes.device)
+    model = DecisionTransformer(dataset.model_shape(config.model)).to(processes.device)
     trainer = Trainer(
         model,
-        make_sampler(config, dataset, process=processes.rank, num_processes=processes.count),
+        make_sampler(config, dataset, config.optimizer.batch_size, processes),
         config.optimizer,
         eta=config.model.eta,
         seed=config.run.seed,
         log_every_steps=config.run.log_every_steps,
     )
     with catch_signals(trainer.stop) as request:
-        if processes.is_first:
-            folder = new_folder(config, dataset, trainer) if before is None else Path(str(config.run.resume))
-            with lock_run(folder):
-                return lead(folder, config, dataset, trainer, request)
-        try:
-            if before is not None:
-                restore(Path(str(config.run.resume)), trainer)
-            for _ in trainer:
-                pass
-        except BadLossError:
-            return EXIT_BAD_LOSS
-    return 0
+        if not processes.is_first:
+            return follow(config, trainer)
+        folder = Path(config.run.resume) if config.run.resume else new_folder(config, dataset, trainer)
+        with lock_run(folder):
+            return run(folder, config, dataset, trainer, request)
 
 
-def lead(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, request: StopRequest) -> int:
-    """The part of the first process: evaluate, write, show."""
-    task = task_facts(config, dataset)
-
-    class GivesWay(Watch):
-        def step(self, running: int) -> None:
-            request.give_way()
-
-    def run_episodes(policy: Policy) -> list[Episode]:
-        return evaluate(
-            policy,
-            dataset.task,
-            targets=task["targets"],
-            num_episodes=config.evaluation.eval_episodes,
-            seed=config.evaluation.eval_seed,
-            watches=[GivesWay()],
-        )
-
+def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, request: StopRequest) -> int:
+    """Rank 0 trains, evaluates, logs, saves and reports."""
     curves = shlex.join(["tensorboard", "--logdir", str(folder.parent)])
     print(f"run folder: {folder}\nwatch it:   {curves}", flush=True)
-    run = Run(
-        folder,
-        config,
-        trainer,
-        normalizer=dataset.normalizer,
-        task=task,
-        evaluate=run_episodes,
-        spectrum_batch=make_sampler(config, dataset, batch_size=SPECTRUM_SEQUENCES).batch(0).to(trainer.device),
-        checkpoint=None if config.run.resume is None else restore(folder, trainer, aloud=True),
-        request=request,
+    task, evaluation = dataset.run_task(config.evaluation.targets), config.evaluation
+    pairs = target_seed_pairs(task.targets, num_episodes=evaluation.eval_episodes, seed=evaluation.eval_seed)
+    arena = make_arena(dataset.task)
+    spectrum_batch = make_sampler(config, dataset, SPECTRUM_SEQUENCES).batch(0).to(trainer.device)
+    checkpoint = restore(trainer, folder, on_problem=complain) if config.run.resume else None
+    progress = TrainingProgress(steps=config.optimizer.steps, done=trainer.step)
+    recorder = Recorder(
+        folder, trainer, normalizer=dataset.normalizer, task=task, config=asdict(config), checkpoint=checkpoint
     )
+    episodes: list[Episode] = []
     try:
-        run.train()
+        with recorder, progress:
+            for metrics in chain(recorder.unfinished, trainer):
+                step, is_last = metrics.step, metrics.step == config.optimizer.steps
+                progress.update(metrics)
+                scalars = training_scalars(metrics)
+                if is_due(evaluation.eval_every_steps, step) or (is_last and evaluation.eval_every_steps):
+                    policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer)
+                    try:
+                        with progress.evaluating():
+                            episodes = evaluate_episodes(policy, arena, pairs, callbacks=[StopCheck(request)])
+                    except StopRequestedError:
+                        recorder.save(unfinished=scalars)  # a resumed run evaluates this step first
+                        break
+                    scalars |= evaluation_scalars(summarize(episodes, task.reference))
+                    progress.score(scalars[HEADLINE])
+                if is_due(config.run.spectrum_every_steps, step):
+                    scalars |= spectrum_scalars(trainer.model, spectrum_batch)
+                recorder.log(scalars)
+                if is_due(config.run.save_every_steps, step):
+                    recorder.save()
+            else:
+                recorder.save()
+                if trainer.step == config.optimizer.steps:
+                    recorder.finish()
     except BadLossError as error:
-        print(f"error: {error}; the last good checkpoint: {run.last_good_checkpoint()}", file=sys.stderr)
+        print(f"error: {error}; the last good checkpoint: {recorder.last_checkpoint()}", file=sys.stderr)
         return EXIT_BAD_LOSS
     if request.signal is not None:
         again = shlex.join(["python", sys.argv[0], "--resume", str(folder)])
-        print(f"stopped after step {run.saved_step:,}; to go on: {again}")
+        print(f"stopped after step {recorder.saved_step:,}; to resume: {again}")
         return 128 + request.signal
-    if run.episodes:
-        publish(folder, run.episodes)
-    print(f"run folder: {folder}\ncheckpoint: {run.last_good_checkpoint()}")
-    print(f"curves:     {curves}")
+    if episodes:
+        publish(
+            describe_run(
+                asdict(config),
+                task,
+                episodes,
+                step=trainer.step,
+                checkpoint=recorder.last_checkpoint(),
+                mode="window",
+                curve=recorder.score_curve,
+            ),
+            folder / "report",
+        )
+    print(f"run folder: {folder}\ncheckpoint: {recorder.last_checkpoint()}\ncurves:     {curves}")
     return 0
 
 
-def publish(folder: Path, episodes: list[Episode]) -> None:
-    """The table of the last evaluation, and a report in the run's folder."""
-    trained = open_trained(folder)
-    evaluated = describe_trained(trained, episodes, mode="window")
-    print(f"\n{evaluated.dataset}, {evaluated.policy}, seed {evaluated.seed}, step {evaluated.step:,}")
-    print(f"normalized return: {trained.task.unit}\n\n{summary_table(evaluated.summaries())}\n")
-    path = write_report_and_plots(Report.of([evaluated], facts=facts()), folder / "report")
-    print(f"report:     {path}")
+def follow(config: Config, trainer: Trainer) -> int:
+    """The other ranks only train."""
+    if config.run.resume is not None:
+        restore(trainer, Path(config.run.resume))
+    try:
+        for _ in trainer:
+            pass
+    except BadLossError:
+        return EXIT_BAD_LOSS
+    return 0
 
 
-def load(config: Config, before: dict[str, Any] | None, processes: Processes) -> Dataset:
-    """The data, fetched or recorded by the first process for all of them, and an environment to evaluate in."""
-    name = config.dataset if before is None else dataset_again(before["parts"])
-    if processes.is_first:
-        try:
-            dataset = load_dataset(name, env_id=config.env_id, mix_versions=config.mix_versions)
-            if before is not None and before["task"]["fingerprint"] != dataset.store.fingerprint:
-                raise DataError(f"the data set {name!r} is not what it was when {config.run.resume} was trained on it")
-            if config.evaluation.eval_every_steps:
-                make_environment(dataset.task).close()  # if that fails, better now than at the first evaluation
-        except BaseException:
-            processes.agree(False)
-            raise
-        processes.agree(True)
-        return dataset
-    if not processes.agree(True):
-        raise SystemExit(EXIT_MISTAKE)  # the first process says why
-    return load_dataset(name, env_id=config.env_id, mix_versions=config.mix_versions)
+def is_due(every_steps: int, step: int) -> bool:
+    """Whether something that happens every so many steps happens now; 0 is never."""
+    return every_steps > 0 and step % every_steps == 0
+
+
+def load(config: Config, record: RunRecord | None, processes: Processes) -> Dataset:
+    """The data, downloaded or recorded by rank 0 for all, and an environment to evaluate in."""
+
+    def read() -> Dataset:
+        if record is not None:
+            return reload_dataset(record)
+        return load_dataset(config.dataset, env_id=config.env_id, mix_versions=config.mix_versions)
+
+    if not processes.is_first:
+        if not processes.agree(True):
+            raise SystemExit(EXIT_MISTAKE)  # rank 0 says why
+        return read()
+    try:
+        dataset = read()
+        if config.evaluation.eval_every_steps:
+            check_environment(dataset.task)  # fails now rather than at the first evaluation
+    except BaseException:
+        processes.agree(False)
+        raise
+    processes.agree(True)
+    return dataset
+
+
+def make_sampler(
+    config: Config, dataset: Dataset, batch_size: int, processes: Processes | None = None
+) -> WindowSampler:
+    """Batches of windows, in the model's units."""
+    return WindowSampler(
+        dataset.trajectories,
+        dataset.normalizer,
+        context=config.model.context,
+        batch_size=batch_size,
+        seed=config.run.seed,
+        weighting=config.optimizer.sampling,
+        process=processes.rank if processes else 0,
+        num_processes=processes.count if processes else 1,
+    )
 
 
 def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
-    """A run's folder, with its configuration in it."""
-    out, run = Path(config.run.out), config.run
-    if run.name is None:
-        folder = new_run_folder(out, dataset=config.dataset, attention=config.model.attention, seed=run.seed)
-    else:
-        folder = named_run_folder(out, run.name)
-    content = {
-        "task": task_facts(config, dataset),
-        "parts": [{"name": part.name, "path": str(part.path.resolve())} for part in dataset.parts],
-        "threads": torch.get_num_threads(),
-        "device": str(trainer.device),
-        "num_parameters": trainer.model.num_parameters(),
-    }
-    write_config(folder, config, content)
+    """A run folder, with the run's record in it."""
+    folder = make_run_folder(
+        Path(config.run.out),
+        config.run.name,
+        dataset=config.dataset,
+        attention=config.model.attention,
+        seed=config.run.seed,
+    )
+    record = RunRecord(
+        config=config,
+        task=dataset.run_task(config.evaluation.targets),
+        parts=tuple(DataPart(part.name, str(part.path.resolve())) for part in dataset.parts),
+        threads=torch.get_num_threads(),
+        device=str(trainer.device),
+        num_parameters=trainer.model.num_parameters(),
+    )
+    write_record(folder, record)
     return folder
 
 
-def restore(folder: Path, trainer: Trainer, *, aloud: bool = False) -> Checkpoint | None:
-    """Go back to the newest whole checkpoint of a run; or to its beginning, if it was stopped before the first."""
-    checkpoints = CheckpointFolder(folder / "checkpoints")
-    if not checkpoints.paths():
-        if aloud:
-            print(f"{folder} has no checkpoint yet: it begins anew", file=sys.stderr)
-        return None
-    path, checkpoint, problems = checkpoints.newest(trainer.device)
-    for damaged, problem in problems.items():
-        if aloud:
-            print(f"{problem}; going on from {path.name}", file=sys.stderr)
-            checkpoints.set_aside(damaged)
-    trainer.model.load_state_dict(dict(checkpoint.weights))
-    trainer.load_state_dict(dict(checkpoint.training["trainer"]))
-    return checkpoint
+def complain(problem: str) -> None:
+    """Tell the user what was wrong, and go on."""
+    print(problem, file=sys.stderr)
+
+
+def publish(evaluation: Evaluation, folder: Path) -> None:
+    """Print the table of the last evaluation, and write a report."""
+    task = evaluation.task
+    print(f"\n{task.dataset}, {evaluation.policy}, seed {evaluation.seed}, step {evaluation.step:,}")
+    print(f"normalized return: {task.unit}\n\n{summary_table(evaluation.summaries())}\n")
+    print(f"report:     {write_report(Report.of([evaluation], provenance=provenance()), folder)}")
 
 
 if __name__ == "__main__":

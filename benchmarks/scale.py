@@ -27,8 +27,8 @@ from primal_dt.data.normalizer import Normalizer
 from primal_dt.evaluation.vector import Environments
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.sweep.estimate import makespan
 from primal_dt.sweep.grid import SWEEPS, Grid
-from primal_dt.sweep.plan import makespan
 from primal_dt.system.table import format_table
 
 ENVIRONMENTS = 64

@@ -16,14 +16,13 @@ import tyro
 from benchmarks.classify import FACTS
 from benchmarks.program import run_program
 from benchmarks.uea.run import load_encoder
-from envs.datasets.load import load_dataset
-from envs.training import dataset_again
+from envs.datasets.load import reload_dataset
 from primal_dt.attention import Spectrum, model_spectra
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 from primal_dt.training.checkpoint import CheckpointFolder
-from primal_dt.training.run_folder import read_config
+from primal_dt.training.run_folder import read_record
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,14 @@ def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
         encoder, batch = load_encoder(folder, sequences)
         found = model_spectra(encoder, batch.x, batch.valid)
     else:
-        config, content = read_config(folder)
+        record = read_record(folder)
         _, checkpoint, _ = CheckpointFolder(folder / "checkpoints").newest()
-        dataset = load_dataset(dataset_again(content["parts"]), env_id=config.env_id, mix_versions=config.mix_versions)
         sampler = WindowSampler(
-            dataset.trajectories, checkpoint.normalizer, context=config.model.context, batch_size=sequences, seed=0
+            reload_dataset(record).trajectories,
+            checkpoint.normalizer,
+            context=record.config.model.context,
+            batch_size=sequences,
+            seed=0,
         )
         found = model_spectra(checkpoint.model().eval(), sampler.batch(0))
     return {f"layer {number}": spectrum for number, spectrum in enumerate(found.values(), 1)}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import sweep
 from benchmarks.program import run_program
+from primal_dt.sweep.estimate import this_machine
 from primal_dt.sweep.job import Job
-from primal_dt.sweep.trial import this_machine
 
 BAR = 5.0
 """Percent that a sweep may take longer."""

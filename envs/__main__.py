@@ -14,11 +14,13 @@ from typing import Annotated, Any
 import tyro
 
 from envs.datasets import cache
-from envs.datasets.checks import DataError
 from envs.datasets.describe import QUANTILES, describe, plot_returns
 from envs.datasets.load import load_dataset
 from envs.datasets.minari import check_name, minari_folder, open_minari
-from envs.tasks import KNOWN_NAMES, parse_name, task_of
+from envs.datasets.names import KNOWN_NAMES, parse_name
+from envs.datasets.sources import d4rl_path
+from envs.errors import DataError
+from envs.tasks import task_of
 from primal_dt.system.table import format_table
 from primal_dt.system.terminal import begin_program, explain
 
@@ -47,14 +49,14 @@ def list_datasets() -> None:
     for source, how in (
         ("primal", "built in: recorded when first used, needs no network"),
         ("minari", "downloaded by Minari"),
-        ("d4rl", "downloaded from D4RL's server and converted into d4rl/..."),
+        ("d4rl", "downloaded from D4RL's server"),
     ):
         names = [name for name, known in KNOWN_NAMES.items() if known.source == source]
         print(f"  {how}")
         for name in names:
             known = KNOWN_NAMES[name]
-            local = f"d4rl/{known.environment}/{known.tier}-v2" if source == "d4rl" else name
-            print(f"    {name:36} {known.task.env_id:15}{'  here' if local in here else ''}")
+            is_local = d4rl_path(known).exists() if source == "d4rl" else name in here
+            print(f"    {name:36} {known.task.env_id:15}{'  here' if is_local else ''}")
     print("\nA path to a file in D4RL's layout or to a Minari folder is a name too, and A+B is both together.")
 
 

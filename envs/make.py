@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -9,10 +10,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.datasets.checks import DataError
+from envs.errors import DataError
 from envs.tasks import Task
+from primal_dt.evaluation.evaluate import Arena
 
-__all__ = ["make_environment"]
+__all__ = ["check_environment", "make_arena", "make_environment"]
 
 log = logging.getLogger(__name__)
 Env = gymnasium.Env[NDArray[np.float64], NDArray[np.float32]]
@@ -50,3 +52,17 @@ def make_environment(task: Task, **options: Any) -> Env:
             f"and not of the widths {widths[0]} and {widths[1]}"
         )
     return env
+
+
+def check_environment(task: Task) -> None:
+    """Check that the environment of a task can be made here.
+
+    Raises:
+        DataError: if it cannot.
+    """
+    make_environment(task).close()
+
+
+def make_arena(task: Task) -> Arena:
+    """Where policies of a task act."""
+    return Arena(partial(make_environment, task), task.environment.episode_limit)

@@ -7,67 +7,27 @@ Sources:
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from envs.errors import DataError
+from primal_dt.task import Reference, RunTask
 
-from envs.datasets.checks import ActionBox, DataError
-from primal_dt.evaluation.score import normalized
-
-__all__ = [
-    "ENVIRONMENTS",
-    "TIERS",
-    "DatasetName",
-    "Environment",
-    "Reference",
-    "Source",
-    "Task",
-    "Unit",
-    "parse_name",
-    "require_one_unit",
-    "task_named",
-    "task_of",
-]
-
-Source = Literal["d4rl", "minari", "primal"]
-
-TIERS: Mapping[Source, tuple[str, ...]] = {
-    "d4rl": ("random", "medium", "medium-replay", "medium-expert", "expert"),
-    "minari": ("simple", "medium", "expert"),
-    "primal": ("random", "medium", "medium-replay", "medium-expert", "expert"),
-}
-"""The data sets of each source. Tiers of one name are not alike across sources: Minari's medium Hopper policy is near
-D4RL's expert."""
-
-ENVIRONMENT_VERSION: Mapping[Source, str] = {"d4rl": "v4", "minari": "v5", "primal": "v5"}
-"""D4RL v2 was recorded in the -v2 environments, of which -v4 is the closest that is still there."""
+__all__ = ["ENVIRONMENTS", "ActionBox", "Environment", "Task", "task_named", "task_of"]
 
 NEWEST_VERSION = "v5"
 
-NAME_PATTERNS: Mapping[Source, str] = {
-    "d4rl": "{environment}-{tier}-v2",
-    "minari": "mujoco/{environment}/{tier}-v0",
-    "primal": "primal/{environment}/{tier}-v0",
-}
+
+@dataclass(frozen=True)
+class ActionBox:
+    """The actions that an environment takes, in each entry."""
+
+    low: float
+    high: float
 
 
 UNIT_BOX = ActionBox(-1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The two returns that make a score: 0 and 100."""
-
-    random_return: float
-    expert_return: float
-    source: str
-
-    def score(self, returns: ArrayLike) -> NDArray[np.float64]:
-        """D4RL's normalised score, on the scale of its tables."""
-        return normalized(returns, random_return=self.random_return, expert_return=self.expert_return)
+D4RL = "D4RL, d4rl/infos.py"
 
 
 @dataclass(frozen=True)
@@ -90,12 +50,10 @@ class Environment:
     """[dt], what returns are divided by."""
     episode_limit: int = 1000
     """[dt], steps."""
+    reference_source: str = D4RL
+    """Where the reference returns come from."""
     action_box: ActionBox = UNIT_BOX
     """What it takes, in each entry of an action."""
-
-
-def _d4rl(random_return: float, expert_return: float) -> Reference:
-    return Reference(random_return, expert_return, "D4RL, d4rl/infos.py")
 
 
 ENVIRONMENTS: Mapping[str, Environment] = {
@@ -106,7 +64,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             gymnasium_name="Hopper",
             state_width=11,
             action_width=3,
-            reference=_d4rl(-20.272305, 3234.3),
+            reference=Reference(-20.272305, 3234.3),
             targets=(3600.0, 1800.0),
             paper_rank={"medium-expert": 64, "medium": 96, "medium-replay": 64},
         ),
@@ -115,7 +73,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             gymnasium_name="HalfCheetah",
             state_width=17,
             action_width=6,
-            reference=_d4rl(-280.178953, 12135.0),
+            reference=Reference(-280.178953, 12135.0),
             targets=(12000.0, 6000.0),
             paper_rank={"medium-expert": 96, "medium": 64, "medium-replay": 32},
         ),
@@ -124,25 +82,12 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             gymnasium_name="Walker2d",
             state_width=17,
             action_width=6,
-            reference=_d4rl(1.629008, 4592.3),
+            reference=Reference(1.629008, 4592.3),
             targets=(5000.0, 2500.0),
             paper_rank={"medium-expert": 96, "medium": 96, "medium-replay": 96},
         ),
     )
 }
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What a score is measured in. Scores in different units are different things and must not be compared silently."""
-
-    env_id: str
-    """With its version: rewards and physics differ between versions."""
-    reference: Reference
-
-    def __str__(self) -> str:
-        low, high = self.reference.random_return, self.reference.expert_return
-        return f"{self.env_id}, 0 at a return of {low:g}, 100 at {high:g}"
 
 
 @dataclass(frozen=True)
@@ -153,47 +98,37 @@ class Task:
     env_id: str
     tier: str | None = None
 
-    @property
-    def unit(self) -> Unit:
-        """What its scores are measured in."""
-        return Unit(self.env_id, self.environment.reference)
+    def run_task(
+        self,
+        targets: Sequence[float] | None = None,
+        *,
+        dataset: str = "no data set",
+        data_env_ids: Iterable[str] = (),
+        fingerprint: str = "",
+    ) -> RunTask:
+        """What a run knows of its task.
+
+        Args:
+            targets: returns to ask for beside the headline, which always comes first. If not given: the table's.
+            dataset: what it is trained on.
+            data_env_ids: the environments that the data was recorded in.
+            fingerprint: the digest of the data's content.
+        """
+        every = (self.environment.targets[0], *(targets or self.environment.targets))
+        return RunTask(
+            env_id=self.env_id,
+            tier=self.tier,
+            dataset=dataset,
+            data_env_ids=tuple(sorted(set(data_env_ids))),
+            fingerprint=fingerprint,
+            targets=tuple(dict.fromkeys(every)),
+            reference=self.environment.reference,
+        )
 
     @property
     def paper_rank(self) -> int | None:
         """The paper's rank for it, if the paper has the task."""
         return None if self.tier is None else self.environment.paper_rank.get(self.tier)
-
-
-@dataclass(frozen=True)
-class DatasetName:
-    """A name that the table knows."""
-
-    source: Source
-    environment: str
-    tier: str
-
-    def __str__(self) -> str:
-        return NAME_PATTERNS[self.source].format(environment=self.environment, tier=self.tier)
-
-    @property
-    def task(self) -> Task:
-        """In the version of the environment that the source's data goes with."""
-        environment = ENVIRONMENTS[self.environment]
-        return Task(environment, f"{environment.gymnasium_name}-{ENVIRONMENT_VERSION[self.source]}", self.tier)
-
-
-KNOWN_NAMES: Mapping[str, DatasetName] = {
-    str(name): name
-    for source, tiers in TIERS.items()
-    for environment in ENVIRONMENTS
-    for tier in tiers
-    for name in (DatasetName(source, environment, tier),)
-}
-
-
-def parse_name(name: str) -> DatasetName | None:
-    """A data set's name, if the table knows it."""
-    return KNOWN_NAMES.get(name)
 
 
 def task_of(env_id: str, tier: str | None = None, *, where: str | None = None) -> Task:
@@ -227,17 +162,3 @@ def task_named(name: str) -> Task:
     if "-" not in name:
         raise DataError(f"there is no task {name!r}: it must be one of {', '.join(ENVIRONMENTS)}, or such as Hopper-v4")
     return task_of(name)
-
-
-def require_one_unit(units: Iterable[Unit]) -> Unit:
-    """The unit of scores that are to be averaged or compared.
-
-    Raises:
-        ValueError: if there are several, or none.
-    """
-    distinct = sorted(set(units), key=str)
-    if not distinct:
-        raise ValueError("there is no score, and so no unit")
-    if len(distinct) > 1:
-        raise ValueError("scores in different units cannot be compared: " + "; ".join(map(str, distinct)))
-    return distinct[0]

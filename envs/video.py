@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.datasets.checks import DataError
+from envs.errors import DataError
 from envs.make import make_environment
 from envs.tasks import Task
 from primal_dt.evaluation.rollout import Episode, Policy, rollout

@@ -17,15 +17,15 @@ import torch
 import evaluate
 import train
 from envs import video as video_module
-from envs.behaviour.policies import read_card
-from envs.datasets.checks import DataError
-from envs.make import make_environment
+from envs.behaviour.policies import BatchedPolicy, read_card
+from envs.errors import DataError
+from envs.make import make_arena, make_environment
 from envs.published import TABLE_4
 from envs.tasks import ENVIRONMENTS, task_named
-from primal_dt.evaluation import trained_run as evaluated_module
-from primal_dt.evaluation.callbacks import Progress
-from primal_dt.evaluation.episode_cache import KeptEpisodes
-from primal_dt.evaluation.evaluate import BatchedPolicy, evaluate_episodes
+from primal_dt.evaluation import evaluate as evaluate_module
+from primal_dt.evaluation.callbacks import ProgressBar
+from primal_dt.evaluation.episode_cache import EpisodeCache
+from primal_dt.evaluation.evaluate import evaluate_episodes
 from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
 from primal_dt.training.checkpoint import load_checkpoint
 from tests.envs.files import d4rl_arrays, write_d4rl
@@ -80,7 +80,7 @@ def episodes_run(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
         seen.extend(wanted)
         return evaluate_episodes(policy, task, wanted, **options)
 
-    monkeypatch.setattr(evaluated_module, "evaluate_episodes", counted)
+    monkeypatch.setattr(evaluate_module, "evaluate_episodes", counted)
     return seen
 
 
@@ -109,8 +109,8 @@ def test_seeds_are_grouped_and_the_report_is_written(runs: Path, call: Run) -> N
     group = next(group for group in content["groups"] if group["policy"] == "primal-plus")
     assert [(run["seed"], run["step"]) for run in group["runs"]] == [(0, 20), (1, 20)]
     assert [step for step, _ in group["runs"][0]["curve"]] == [10, 20]
-    assert content["facts"]["versions"]["torch"] == torch.__version__
-    assert content["facts"]["command"][0] == "evaluate.py"
+    assert content["provenance"]["versions"]["torch"] == torch.__version__
+    assert content["provenance"]["command"][0] == "evaluate.py"
     mean = np.mean([summary["normalized_mean"] for run in group["runs"] for summary in run["summaries"][:1]])
     assert group["results"][0]["mean"] == pytest.approx(mean)
 
@@ -151,7 +151,7 @@ def test_what_is_known_is_not_run_again(
     shutil.copy(*(next((other / "checkpoints").glob("*20.pt")) for other in reversed(primal(runs))))
     call(run, "--episodes", 2)  # other content
     assert len(episodes_run) == 23
-    monkeypatch.setattr(evaluated_module, "INFERENCE_VERSION", 99)
+    monkeypatch.setattr(evaluate_module, "INFERENCE_VERSION", 99)
     call(run, "--episodes", 2)  # other code
     assert len(episodes_run) == 27
 
@@ -171,7 +171,7 @@ def test_a_run_counts_once_whatever_it_is_called(runs: Path, call: Run) -> None:
     copy = shutil.copytree(first, runs / "again")
     code, out, err = call(first, copy, second, first, "--episodes", 1)
     assert code == 0
-    assert err.count("is left out: it has the settings and the seed of") == 2
+    assert err.count("is skipped: it has the settings and the seed of") == 2
     assert [line.split("|")[9].strip() for line in out.splitlines() if "3600*" in line] == ["2"]
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_is_not_a_runs_result_is_warned_of(runs: Path, call: R
     content["step"] = 10
     torch.save(content, last.with_name("step-000000010.pt"))
     _, out, _ = call(last.with_name("step-000000010.pt"), "--episodes", 1)
-    assert "seed 0: its training had come to step 10 of 20" in out
+    assert "seed 0: its training had reached step 10 of 20" in out
     assert "seed 0: step-000000010.pt is not the last checkpoint of its run" in out
     assert "warning" not in call(run, "--episodes", 1)[1]
 
@@ -241,8 +241,8 @@ def test_what_is_no_run_is_left_out_and_a_run_without_a_checkpoint_does_not_stop
     code, out, err = call(good, empty, runs / "benchmarks", runs / "plot.png", "--episodes", 2)
     assert code == 1
     assert "3600*" in out
-    assert f"{runs / 'benchmarks'} is left out: it is no run" in err
-    assert f"{runs / 'plot.png'} is left out: it is no run" in err
+    assert f"{runs / 'benchmarks'} is skipped: it is not a run" in err
+    assert f"{runs / 'plot.png'} is skipped: it is not a run" in err
     assert f"error: there is no checkpoint that can be read in {empty / 'checkpoints'}" in err
     code, _, err = call(good, runs / "a typo", "--episodes", 2)
     assert (code, "a typo" in err) == (1, True)
@@ -284,16 +284,16 @@ def test_ctrl_c_keeps_what_had_ended(
     arguments = primal(runs)[:1] if what == "run" else ["--policy", "random", "--task", "hopper"]
     ended: list[Episode] = []
 
-    def interrupted(self: Progress, episode: Episode) -> None:
+    def interrupted(self: ProgressBar, episode: Episode) -> None:
         ended.append(episode)
         if len(ended) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "end_episode", interrupted)
+        patch.setattr(ProgressBar, "end_episode", interrupted)
         code, out, err = call(*arguments, "--episodes", 4)
     if what == "run":
-        assert (code, err.splitlines()[-1]) == (130, "stopped; a run's episodes that had ended are kept")
+        assert (code, err.splitlines()[-1]) == (130, "stopped; episodes that had ended are cached")
         assert call(*arguments, "--episodes", 4)[0] == 0
         assert len(episodes_run) == 8 + 5
     else:
@@ -303,20 +303,20 @@ def test_ctrl_c_keeps_what_had_ended(
 
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
     facts = {"checkpoint": "abc"}
-    kept = KeptEpisodes(tmp_path, facts)
+    kept = EpisodeCache(tmp_path, facts)
     kept.end_episode(Episode(1.0, 2, 3.5, 4))
     kept.end_episode(Episode(1.0, 3, 0.1 + 0.2, 4))
-    assert KeptEpisodes(tmp_path, facts).get(1.0, 3) == Episode(1.0, 3, 0.1 + 0.2, 4)
+    assert EpisodeCache(tmp_path, facts).get(1.0, 3) == Episode(1.0, 3, 0.1 + 0.2, 4)
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text().splitlines()[0]) == facts
     path.write_text(path.read_text()[:-10])
-    cut = KeptEpisodes(tmp_path, facts)
+    cut = EpisodeCache(tmp_path, facts)
     assert cut.get(1.0, 2) == Episode(1.0, 2, 3.5, 4)
     assert cut.get(1.0, 3) is None
     cut.end_episode(Episode(1.0, 5, 1.0, 4))
-    assert KeptEpisodes(tmp_path, facts).get(1.0, 5) == Episode(1.0, 5, 1.0, 4)
-    assert KeptEpisodes(tmp_path, facts, fresh=True).get(1.0, 2) is None
-    assert KeptEpisodes(tmp_path, {"checkpoint": "def"}).get(1.0, 2) is None
+    assert EpisodeCache(tmp_path, facts).get(1.0, 5) == Episode(1.0, 5, 1.0, 4)
+    assert EpisodeCache(tmp_path, facts, fresh=True).get(1.0, 2) is None
+    assert EpisodeCache(tmp_path, {"checkpoint": "def"}).get(1.0, 2) is None
 
 
 # Versions
@@ -439,10 +439,13 @@ def test_behaviour_policies_do_not_depend_on_how_many_run_at_once() -> None:
         def __call__(self, observation: np.ndarray, random: np.random.Generator, /) -> np.ndarray:
             return random.uniform(-1, 1, 3)
 
-    one, many = (evaluate_episodes(BatchedPolicy(Noise(), 3), task, wanted, num_environments=count) for count in (1, 5))
+    one, many = (
+        evaluate_episodes(BatchedPolicy(Noise(), 3), make_arena(task), wanted, num_environments=count)
+        for count in (1, 5)
+    )
     assert one == many
     assert len({episode.total_reward for episode in one}) == 5
-    other = evaluate_episodes(BatchedPolicy(Noise(), 4), task, wanted)
+    other = evaluate_episodes(BatchedPolicy(Noise(), 4), make_arena(task), wanted)
     assert [episode.total_reward for episode in other] != [episode.total_reward for episode in one]
 
 
@@ -509,7 +512,7 @@ def test_a_bar_shows_the_time_left_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("primal_dt.evaluation.callbacks.sys.stderr.isatty", lambda: True, raising=False)
-    with Progress("a run") as bar:
+    with ProgressBar("a run") as bar:
         bar.begin(2, 10)
         time.sleep(0.15)  # bars are not drawn more often
         bar.step(2)
@@ -517,12 +520,12 @@ def test_a_bar_shows_the_time_left_in_a_terminal(
         time.sleep(0.15)
         bar.step(1)
     shown = capsys.readouterr().err
-    assert re.search(r"a run: +10%.*at most \S+ left, 2 run, 0 have ended, [\d,]+ steps/s", shown)
-    assert re.search(r"a run: +60%.*1 run, 1 have ended", shown)  # 2 + 8 that it was spared + its last + 1, of 20
+    assert re.search(r"a run: +10%.*at most \S+ left, 2 running, 0 ended, [\d,]+ steps/s", shown)
+    assert re.search(r"a run: +60%.*1 running, 1 ended", shown)  # 2 + 8 that it was spared + its last + 1, of 20
     assert "1 of 2 episodes in" in shown
 
 
 def test_what_is_known_is_said_to_be(runs: Path, call: Run) -> None:
     (run, *_) = primal(runs)
     assert "4 of 4 episodes in" in call(run, "--episodes", 2)[2]
-    assert "nothing new to run" in call(run, "--episodes", 2)[2]
+    assert "no new episodes to run" in call(run, "--episodes", 2)[2]

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import sweep
-from primal_dt.sweep import plan as sweep_plan
+from primal_dt.sweep import estimate as sweep_plan
+from primal_dt.sweep.estimate import Trial, this_machine
 from primal_dt.sweep.grid import SWEEPS
 from primal_dt.sweep.job import Job
-from primal_dt.sweep.trial import Trial, this_machine
 from primal_dt.sweep.worker import run_job
 from primal_dt.training.checkpoint import load_checkpoint
 from primal_dt.training.metrics_log import read_metrics

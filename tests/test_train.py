@@ -26,12 +26,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from primal_dt.config import PRESETS, Attention, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
-from primal_dt.evaluation.evaluate import evaluate
+from primal_dt.evaluation.evaluate import evaluate_episodes
 from primal_dt.model.transformer import ATTENTION_STACKS
+from primal_dt.system.provenance import commit
 from primal_dt.training import checkpoint as checkpoint_module
 from primal_dt.training.checkpoint import CheckpointError, load_checkpoint
 from primal_dt.training.metrics_log import read_metrics
-from primal_dt.training.run_folder import commit, lock_run
+from primal_dt.training.run_folder import lock_run
 from primal_dt.training.trainer import Trainer
 from tests.envs.files import d4rl_arrays, write_d4rl
 
@@ -128,7 +129,7 @@ def test_a_run_leaves_everything_behind(
                 assert dict(curves(folder)[name])[int(line["step"])] == pytest.approx(value, rel=1e-6)
     config = json.loads((folder / "config.json").read_text())
     assert config["config"]["dataset"] == data
-    assert config["task"]["fingerprint"] == load_checkpoint(folder).task["fingerprint"]
+    assert config["task"]["fingerprint"] == load_checkpoint(folder).task.fingerprint
     assert config["versions"]["torch"] == torch.__version__
     assert config["commit"] == commit()
     assert load_checkpoint(folder).config == config["config"]
@@ -233,16 +234,16 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
     def interrupted_evaluation(*arguments: Any, **options: Any) -> Any:
         if moment == "while evaluating":
             os.kill(os.getpid(), number)
-        return evaluate(*arguments, **options)
+        return evaluate_episodes(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "update", interrupted)
-        patch.setattr(train, "evaluate", interrupted_evaluation)
+        patch.setattr(train, "evaluate_episodes", interrupted_evaluation)
         assert run(patch, "--dataset", data, *SMALL, "--out", "cut") == code
     folder = only_run(Path("cut"))
     stopped_at = {"between points": 24, "at a point": 25, "while evaluating": 20}[moment]
     assert load_checkpoint(folder).step == stopped_at
-    assert f"stopped after step {stopped_at}; to go on: python train.py --resume {folder}" in capsys.readouterr().out
+    assert f"stopped after step {stopped_at}; to resume: python train.py --resume {folder}" in capsys.readouterr().out
     with first_updates(monkeypatch) as begun:
         assert run(monkeypatch, "--resume", str(folder)) == 0
     assert begun == [stopped_at]  # and not from the beginning, where it would come to the same
@@ -272,10 +273,10 @@ def test_a_run_that_is_stopped_twice_in_one_evaluation_forgets_nothing(
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments, **options)
+        return evaluate_episodes(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", interrupted)
+        patch.setattr(train, "evaluate_episodes", interrupted)
         assert run(patch, "--dataset", data, *every_step, "--out", "cut") == 143
         folder = only_run(Path("cut"))
         assert run(patch, "--resume", str(folder)) == 143
@@ -300,7 +301,7 @@ def test_a_run_is_on_its_device_again(data: str, monkeypatch: pytest.MonkeyPatch
     folder = str(only_run())
     assert train.parse(["--resume", folder])[0].run.device == "cpu"
     assert train.parse(["--resume", folder, "--device", "cuda"])[0].run.device == "cuda"
-    with pytest.raises(ValueError, match="only --device can be given besides"):
+    with pytest.raises(ValueError, match="only --device can be given with it"):
         train.parse(["--resume", folder, "--steps", str(PRESETS["quick"][1].optimizer.steps)])
 
 
@@ -331,7 +332,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert run(monkeypatch, "--resume", str(folder)) == 0
     said = capsys.readouterr().err
     assert "step-000000060.pt is damaged" in said
-    assert "going on from step-000000050.pt" in said
+    assert "resuming from step-000000050.pt" in said
     assert_same(folder, only_run(Path("whole")))
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == ["step-000000050.pt", "step-000000060.pt", "step-000000060.pt.damaged"]
@@ -467,7 +468,7 @@ def test_going_on_with_other_data_is_refused(
     run(monkeypatch, "--dataset", data, *SMALL)
     write_d4rl(Path(data), d4rl_arrays((30,) * 20, seed=1), env_id="Hopper-v5")
     assert run(monkeypatch, "--resume", str(only_run())) == 1
-    assert "is not what it was when" in capsys.readouterr().err
+    assert "has changed since the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -478,7 +479,7 @@ def test_going_on_with_other_data_is_refused(
         (["--dataset", "OLD"], "the environment Hopper-v3 cannot be made"),
         (["--resume", "nowhere"], "nowhere is not a run"),
         (["--resume", "DATA"], "is a file: give the folder of a run"),
-        (["--resume", "nowhere", "--steps", "7"], "only --device can be given besides"),
+        (["--resume", "nowhere", "--steps", "7"], "only --device can be given with it"),
         (["--dataset", "DATA", "--device", "cuda:77"], "the device 'cuda:77' cannot be used"),
         (["--dataset", "DATA", "--out", "DATA"], "cannot be used: it is not a folder"),
     ],

@@ -24,7 +24,7 @@ from benchmarks.published import TABLE_2
 from envs.datasets.cache import cache_folder
 from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.table import format_table
-from primal_dt.training.metrics_log import Logbook
+from primal_dt.training.metrics_log import MetricsLog
 
 LOG_EVERY_STEPS = 50
 SPLITS = ("validation", "test")
@@ -138,7 +138,7 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
     rows = rows_in_order(len(training.labels), min(size, len(training.labels)), seed)
     folder = config.run_folder(attention, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    logbook = Logbook(folder, texts={"settings": f"```json\n{json.dumps(facts, indent=1)}\n```"})
+    logbook = MetricsLog(folder, texts={"settings": f"```json\n{json.dumps(facts, indent=1)}\n```"})
     for step in tqdm(range(1, steps + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
         losses = update(model, optimizer, training.batch(next(rows), device), eta=told.eta)
         schedule.step()

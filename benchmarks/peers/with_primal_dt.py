@@ -22,11 +22,12 @@ from primal_dt.attention.dropout import Dropout
 from primal_dt.attention.layer import select
 from primal_dt.config import OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Trajectories, Trajectory, WindowSampler
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.data.trajectories import Trajectories, Trajectory
 from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
-from primal_dt.system.memory import keep_freed_memory
+from primal_dt.system.process import keep_freed_memory
 from primal_dt.training import trainer as trainer_module
-from primal_dt.training.metrics_log import Logbook
+from primal_dt.training.metrics_log import MetricsLog
 from primal_dt.training.scalars import training_scalars
 from primal_dt.training.trainer import Trainer
 
@@ -153,7 +154,7 @@ def _resident_mib() -> float:
 def _logging_seconds(trainer: Trainer) -> float:
     """Of a logging point: seeing that all is finite, the means, and writing them down."""
     with tempfile.TemporaryDirectory() as folder:
-        logbook = Logbook(Path(folder), texts={})
+        logbook = MetricsLog(Path(folder), texts={})
 
         def log() -> None:
             trainer.check()

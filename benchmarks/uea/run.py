@@ -39,7 +39,7 @@ from benchmarks.program import check_device
 from benchmarks.published import TABLE_1
 from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.table import format_table
-from primal_dt.training.metrics_log import Logbook
+from primal_dt.training.metrics_log import MetricsLog
 
 TEST_BATCH = 64
 FAR = 10.0
@@ -225,7 +225,7 @@ def read_split(dataset: str, folder: Path | None, split: str) -> Series:
 def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences]) -> float:
     """Train one classifier and return its test accuracy in percent."""
     folder = config.run_folder(attention, seed)
-    with closing(logbook_of(config, attention, folder)) as logbook:
+    with closing(metrics_log_of(config, attention, folder)) as logbook:
         model = fit(config, attention, seed, splits, logbook)
         score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
         logbook.write(config.num_epochs(), {"test/accuracy": score})
@@ -233,13 +233,13 @@ def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Se
     return score
 
 
-def logbook_of(config: Config, attention: str, folder: Path) -> Logbook:
+def metrics_log_of(config: Config, attention: str, folder: Path) -> MetricsLog:
     """The curves of a training."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Logbook(folder, texts={"settings": settings(attention, config.penalised(attention))})
+    return MetricsLog(folder, texts={"settings": settings(attention, config.penalised(attention))})
 
 
-def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], logbook: Logbook) -> Encoder:
+def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], logbook: MetricsLog) -> Encoder:
     """Train one classifier.
 
     Args:

@@ -20,7 +20,7 @@ import torch
 from benchmarks.classify import Sequences, accuracy, keep_scores, kept_scores, spread
 from benchmarks.encoder import check_stacks
 from benchmarks.program import check_device, run_program
-from benchmarks.uea.run import TEST_BATCH, Config, Schedule, Series, fit, logbook_of, read_split, standardised
+from benchmarks.uea.run import TEST_BATCH, Config, Schedule, Series, fit, metrics_log_of, read_split, standardised
 from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.table import format_table
 
@@ -93,7 +93,7 @@ class Trial:
         if kept is not None:
             return kept["held-out"]
         splits = hold_out(training, deal(training.labels, search.folds, self.seed)[self.fold])
-        with closing(logbook_of(config, self.attention, folder)) as logbook:
+        with closing(metrics_log_of(config, self.attention, folder)) as logbook:
             model = fit(config, self.attention, self.seed, splits, logbook)
             score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
             logbook.write(config.num_epochs(), {"held-out/accuracy": score})

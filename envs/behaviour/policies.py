@@ -14,11 +14,19 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.datasets.checks import ActionBox, DataError
-from envs.tasks import Task
+from envs.errors import DataError
+from envs.tasks import ActionBox, Task
 from primal_dt.system.files import atomic_write
 
-__all__ = ["BehaviourPolicy", "GaussianPolicy", "UniformPolicy", "load_callable", "load_policy", "read_card"]
+__all__ = [
+    "BatchedPolicy",
+    "BehaviourPolicy",
+    "GaussianPolicy",
+    "UniformPolicy",
+    "load_callable",
+    "load_policy",
+    "read_card",
+]
 
 POLICIES = Path(__file__).parent / "weights"
 """The weights that come with the package, a folder for each environment, and how they were made."""
@@ -104,6 +112,41 @@ class GaussianPolicy:
         with np.load(path, allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays}
         return cls(**values | {"activation": str(values["activation"])}, deterministic=deterministic)
+
+
+class BatchedPolicy:
+    """A behaviour policy as rollouts take it: environment by environment, whatever the target.
+
+    The n-th episode that is begun has random numbers of its own, from (seed, n): it does not depend on how many run at
+    a time.
+
+    Args:
+        policy: acts in one environment.
+        seed: of its random numbers.
+    """
+
+    def __init__(self, policy: BehaviourPolicy, seed: int) -> None:
+        self._policy = policy
+        self._seed = seed
+        self._begun = 0
+        self._randoms: list[np.random.Generator] = []
+
+    def reset(self, targets: NDArray[np.float64], /) -> None:
+        """Begin an episode in each of E environments."""
+        numbers = range(self._begun, self._begun + len(targets))
+        self._randoms = [np.random.default_rng((self._seed, number)) for number in numbers]
+        self._begun += len(targets)
+
+    def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
+        """(E, S) -> (E, A)."""
+        return np.stack([self._policy(*each) for each in zip(observations, self._randoms, strict=True)])
+
+    def observe(self, rewards: NDArray[np.float64], /) -> None:
+        """It does not care."""
+
+    def keep(self, rows: NDArray[np.bool_], /) -> None:
+        """Go on with some of the environments."""
+        self._randoms = [random for random, kept in zip(self._randoms, rows, strict=True) if kept]
 
 
 def read_card(environment: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from envs.behaviour.policies import read_card
-from envs.tasks import DatasetName
+from envs.datasets.names import DatasetName
 
 __all__ = ["STANDARD_STEPS", "Ingredient", "builtin_recipe"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import primal_dt
 from envs.behaviour.policies import BehaviourPolicy, load_policy
 from envs.behaviour.recipes import Ingredient
-from envs.datasets.checks import DataError
 from envs.datasets.minari import RecordedEpisode, write_minari
+from envs.errors import DataError
 from envs.make import Env, make_environment
 from envs.tasks import Task
 from primal_dt.system.terminal import Counter

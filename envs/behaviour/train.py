@@ -28,6 +28,7 @@ from envs.behaviour.policies import BehaviourPolicy, GaussianPolicy, load_policy
 from envs.behaviour.record import run_episode
 from envs.make import make_environment
 from envs.tasks import ENVIRONMENTS, Task, task_of
+from primal_dt.evaluation.score import normalized
 from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
@@ -244,7 +245,7 @@ def choose(curve: list[tuple[int, float]], name: str, score_of: Callable[[int], 
         name: of the environment.
         score_of: steps -> the scores of that snapshot.
     """
-    training = ENVIRONMENTS[name].reference.score([mean for _, mean in curve])
+    training = normalized([mean for _, mean in curve], ENVIRONMENTS[name].reference)
     least, most = MEDIUM_SCORES
     candidates = np.flatnonzero((training >= least - 10) & (training <= most + 10))
     for medium in candidates.tolist():
@@ -265,7 +266,7 @@ def measure(policy: BehaviourPolicy, task: Task, seeds: range, label: str) -> di
         run_episode(env, policy, seed=seed).rewards.sum() for seed in tqdm(seeds, desc=label, leave=False, disable=None)
     ]
     env.close()
-    scores = task.environment.reference.score(returns)
+    scores = normalized(returns, task.environment.reference)
     return {
         "return_mean": round(float(np.mean(returns)), 1),
         "return_std": round(float(np.std(returns)), 1),

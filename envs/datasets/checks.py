@@ -5,7 +5,6 @@ Axes: T transitions of one episode, S state, A action.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,21 +12,11 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from primal_dt.data.sampler import Trajectory, returns_to_go
+from envs.errors import DataError
+from envs.tasks import ActionBox
+from primal_dt.data.trajectories import Trajectory, returns_to_go
 
-__all__ = ["ActionBox", "DataError", "EpisodeSource", "checked_trajectory", "flags", "number_array", "open_hdf5"]
-
-
-class DataError(ValueError):
-    """A user's mistake or a data set that cannot be used; the message is meant for the user."""
-
-
-@dataclass(frozen=True)
-class ActionBox:
-    """The actions that an environment takes, in each entry."""
-
-    low: float
-    high: float
+__all__ = ["EpisodeSource", "checked_trajectory", "flags", "number_array", "open_hdf5"]
 
 
 class EpisodeSource(Protocol):

@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.datasets.checks import ActionBox, DataError, checked_trajectory, flags, number_array, open_hdf5
-from primal_dt.data.sampler import Trajectory
+from envs.datasets.checks import checked_trajectory, flags, number_array, open_hdf5
+from envs.errors import DataError
+from envs.tasks import ActionBox
+from primal_dt.data.trajectories import Trajectory
 
 __all__ = ["D4rlFile", "open_d4rl"]
 

@@ -1,13 +1,15 @@
 """What is in a data set, in numbers and as a picture."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from envs.datasets.checks import DataError
 from envs.datasets.load import Dataset
+from envs.errors import DataError
+from primal_dt.evaluation.score import normalized
 from primal_dt.system.files import atomic_write
 
 __all__ = ["describe", "plot_returns"]
@@ -22,21 +24,21 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "environment": task.env_id,
-        "unit": str(task.unit),
+        "unit": dataset.run_task().unit,
         "episodes": len(data.lengths),
         "steps": int(data.offsets[-1]),
         "cut_off_episodes": sum(part.cut_off_episodes for part in dataset.parts),
         "state_width": data.observations.shape[1],
         "action_width": data.actions.shape[1],
         "returns": _summary(data.returns),
-        "scores": _summary(reference.score(data.returns)),
+        "scores": _summary(normalized(data.returns, reference)),
         "lengths": _summary(data.lengths),
         "fingerprint": dataset.store.fingerprint,
         "notes": [note for part in dataset.parts for note in part.notes],
         "reference": {
             "random_return": reference.random_return,
             "expert_return": reference.expert_return,
-            "source": reference.source,
+            "source": task.environment.reference_source,
         },
         "parts": [
             {"name": part.name, "path": str(part.path), "environment": part.env_id, **part.about}
@@ -70,9 +72,9 @@ def plot_returns(dataset: Dataset, path: Path) -> None:
     axes.axvline(float(returns.mean()), color="#222222", linewidth=1, label=f"mean {returns.mean():.0f}")
     axes.set(xlabel="return of the episode", ylabel="episodes", title=f"{dataset.name} ({len(returns)} episodes)")
     axes.legend(frameon=False)
-    span = reference.expert_return - reference.random_return
+    low, span = reference.random_return, reference.expert_return - reference.random_return
     score = axes.secondary_xaxis(
-        "top", functions=(reference.score, lambda s: np.asarray(s) * span / 100 + reference.random_return)
+        "top", functions=(partial(normalized, reference=reference), lambda s: np.asarray(s) * span / 100 + low)
     )
     score.set_xlabel("normalised score")
     kinds = figure.canvas.get_supported_filetypes()

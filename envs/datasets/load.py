@@ -1,30 +1,39 @@
 """A name or a path -> trajectories.
 
 mujoco/hopper/medium-v0       Minari: the local copy, else Minari's own download
-hopper-medium-v2              D4RL: the local copy, else a download, converted into a local Minari data set
+hopper-medium-v2              D4RL: the downloaded file, else a download
 primal/hopper/medium-v0       built in: the local copy, else recorded now; needs no network
 PATH/file.hdf5, PATH/folder   a file in D4RL's layout, or a Minari data set
 A+B                           several together
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from envs.behaviour.recipes import builtin_recipe
 from envs.datasets import cache
-from envs.datasets.checks import DataError, EpisodeSource
+from envs.datasets.checks import EpisodeSource
 from envs.datasets.minari import MinariData
+from envs.datasets.names import parse_name
 from envs.datasets.sources import find_here, find_source
-from envs.tasks import Task, parse_name, task_of
+from envs.errors import DataError
+from envs.tasks import Task, task_of
+from primal_dt.config import ModelConfig
+from primal_dt.data.names import join_names, split_names
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Trajectories, Trajectory
 from primal_dt.data.store import Store, StoreError, open_store, write_store
+from primal_dt.data.trajectories import Trajectories, Trajectory
+from primal_dt.model.transformer import ModelShape
+from primal_dt.task import RunTask
+from primal_dt.training.run_folder import RunRecord
 
-__all__ = ["Dataset", "Part", "load_dataset"]
+__all__ = ["Dataset", "Part", "load_dataset", "reload_dataset"]
+
+DEFAULT_RANK = 32
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,38 @@ class Dataset:
 
     @property
     def normalizer(self) -> Normalizer:
-        """Units in which its states are standard and returns are divided by the task's scale."""
+        """Units in which its states are standardized and returns are divided by the task's scale."""
         return self.store.normalizer(return_scale=self.task.environment.return_scale)
+
+    def run_task(self, targets: Sequence[float] | None = None) -> RunTask:
+        """What a run on this data knows of its task.
+
+        Args:
+            targets: returns to ask for beside the task's headline, which comes first. If not given: the task's.
+        """
+        return self.task.run_task(
+            targets,
+            dataset=self.name,
+            data_env_ids=[part.env_id for part in self.parts],
+            fingerprint=self.store.fingerprint,
+        )
+
+    def model_shape(self, model: ModelConfig) -> ModelShape:
+        """The model for this data."""
+        environment = self.task.environment
+        return ModelShape(
+            state_width=environment.state_width,
+            action_low=(environment.action_box.low,) * environment.action_width,
+            action_high=(environment.action_box.high,) * environment.action_width,
+            attention=model.attention,
+            width=model.width,
+            num_heads=model.num_heads,
+            num_layers=model.num_layers,
+            context=model.context,
+            rank=model.rank or self.task.paper_rank or DEFAULT_RANK,
+            dropout=model.dropout,
+            max_timesteps=max(environment.episode_limit, int(self.trajectories.lengths.max())),
+        )
 
 
 def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = False) -> Dataset:
@@ -76,7 +115,7 @@ def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = F
     Raises:
         DataError: if it cannot be had or cannot be used. The message is meant for the user.
     """
-    names = [name] if os.path.exists(name) else [part.strip() for part in name.split("+")]
+    names = split_names(name)
     # What can be told without fetching or recording is told before anything is fetched or recorded.
     here = {part: find_here(part) for part in names}
     early = [(part, _task(part, source, env_id)) for part, source in here.items() if source or parse_name(part)]
@@ -93,6 +132,22 @@ def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = F
         notes = _notes(part, source, own, task)
         parts.append(Part(part, source.path, own.env_id, cut_off, _about(source), notes))
     return Dataset(name, task, stores[0] if len(stores) == 1 else _joined(stores), tuple(parts))
+
+
+def reload_dataset(record: RunRecord) -> Dataset:
+    """A run's data, also from another working folder than the run's.
+
+    Raises:
+        DataError: if it is unavailable, or has changed since the run.
+    """
+    names = (
+        part.name if parse_name(part.name) or not os.path.exists(part.path) else part.path for part in record.parts
+    )
+    config = record.config
+    dataset = load_dataset(join_names(names), env_id=config.env_id, mix_versions=config.mix_versions)
+    if dataset.store.fingerprint != record.task.fingerprint:
+        raise DataError(f"the data set {dataset.name!r} has changed since the run was trained on it")
+    return replace(dataset, name=config.dataset)
 
 
 def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:

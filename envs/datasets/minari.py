@@ -25,9 +25,10 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from envs.datasets.checks import ActionBox, DataError, checked_trajectory, flags, number_array, open_hdf5
-from envs.tasks import Task
-from primal_dt.data.sampler import Trajectory
+from envs.datasets.checks import checked_trajectory, flags, number_array, open_hdf5
+from envs.errors import DataError
+from envs.tasks import ActionBox, Task
+from primal_dt.data.trajectories import Trajectory
 
 __all__ = [
     "MinariData",

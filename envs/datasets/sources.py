@@ -1,4 +1,4 @@
-"""A name or a path -> the file that has the episodes, fetched, recorded or converted if need be."""
+"""A name or a path -> the file that has the episodes, downloaded or recorded if it is not here."""
 
 import difflib
 import os
@@ -6,39 +6,30 @@ import re
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from envs.behaviour.recipes import builtin_recipe
 from envs.datasets import cache
-from envs.datasets.checks import DataError, EpisodeSource, number_array, open_hdf5
+from envs.datasets.checks import EpisodeSource
 from envs.datasets.d4rl import D4rlFile, open_d4rl
 from envs.datasets.download import DownloadError, download
-from envs.datasets.minari import (
-    RecordedEpisode,
-    dataset_lock,
-    datasets_path,
-    is_here,
-    minari_folder,
-    open_minari,
-    staged,
-    write_minari,
-)
-from envs.tasks import KNOWN_NAMES, DatasetName, Task, parse_name
+from envs.datasets.minari import dataset_lock, datasets_path, is_here, minari_folder, open_minari, staged
+from envs.datasets.names import KNOWN_NAMES, DatasetName, parse_name
+from envs.errors import DataError
+from envs.tasks import Task
+from primal_dt.data.names import split_names
 
-__all__ = ["find_here", "find_source"]
+__all__ = ["d4rl_path", "find_here", "find_source", "must_download", "stand_in"]
 
 D4RL_URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2"
 """D4RL's public location, ``d4rl/infos.py``."""
 
 
 def find_here(name: str) -> EpisodeSource | None:
-    """The episodes behind a name or path, if they are here; None if they would have to be fetched or recorded first.
+    """The episodes behind a name or path, if they are here; None if they must be downloaded or recorded first.
 
     Raises:
-        DataError: if it is a path to nothing, or can be no name at all.
+        DataError: if it is a path to nothing, or cannot be a name.
     """
     known = parse_name(name)
     if known is None and _is_path(name):
@@ -48,42 +39,65 @@ def find_here(name: str) -> EpisodeSource | None:
         return open_minari(path) if path.is_dir() else open_d4rl(path)
     if known is None and re.fullmatch(r"[\w/-]{1,200}-v\d{1,9}", name) is None:
         raise DataError(_unknown(name))
-    local = _local_id(name)
-    return open_minari(minari_folder(local)) if is_here(local) else None
+    if known is not None and known.source == "d4rl":
+        return _open_for(path, known.task) if (path := d4rl_path(known)).exists() else None
+    return open_minari(minari_folder(name)) if is_here(name) else None
 
 
 def find_source(name: str) -> EpisodeSource:
-    """The episodes behind a name or path, wherever they have to come from.
+    """The episodes behind a name or path, wherever they come from.
 
     Raises:
-        DataError: if they cannot be had.
+        DataError: if they are unavailable.
     """
     if (source := find_here(name)) is not None:
         return source
-    local, known = _local_id(name), parse_name(name)
-    with dataset_lock(local):  # another process may be at it, and done when it is our turn
-        if not is_here(local):
+    known = parse_name(name)
+    if known is not None and known.source == "d4rl":
+        return _download_d4rl(known)
+    with dataset_lock(name):  # another process may be making it, and be done when it is our turn
+        if not is_here(name):
             if known is None or known.source == "minari":
                 _download_minari(name, known)
-            elif known.source == "d4rl":
-                _convert_d4rl(known, local)
             else:
                 from envs.behaviour.record import record  # imports the environments: reading does not need them
 
                 record(name, builtin_recipe(known), task=known.task)
-    return open_minari(minari_folder(local))
+    return open_minari(minari_folder(name))
+
+
+def must_download(dataset: str) -> bool:
+    """Whether a part of a data set is neither here nor built in."""
+    for name in split_names(dataset):
+        known = parse_name(name)
+        if find_here(name) is None and (known is None or known.source != "primal"):
+            return True
+    return False
+
+
+def stand_in(dataset: str) -> str:
+    """The data set; or built-in data of its environment, if it would have to be downloaded.
+
+    Raises:
+        DataError: if nothing is known of its environment.
+    """
+    if not must_download(dataset):
+        return dataset
+    known = parse_name(split_names(dataset)[0])
+    if known is None:
+        raise DataError(f"{dataset} is not here, and there is no built-in data of its kind")
+    return str(DatasetName("primal", known.environment, "medium-expert"))
+
+
+def d4rl_path(name: DatasetName) -> Path:
+    """Where a D4RL file is, or will be after its download."""
+    return cache.downloads_folder() / f"{name.environment}_{name.tier.replace('-', '_')}-v2.hdf5"
 
 
 def _is_path(name: str) -> bool:
-    """Whether it means a file or folder, be it there or not."""
+    """Whether it means a file or folder, whether or not it exists."""
     path = os.path.expanduser(name)
     return os.path.exists(path) or path.startswith(("/", "./", "../", "~")) or path.endswith((".hdf5", ".h5"))
-
-
-def _local_id(name: str) -> str:
-    """The Minari data set that a name stands for."""
-    known = parse_name(name)
-    return f"d4rl/{known.environment}/{known.tier}-v2" if known is not None and known.source == "d4rl" else name
 
 
 def _download_minari(name: str, known: DatasetName | None) -> None:
@@ -114,36 +128,23 @@ def _download_minari(name: str, known: DatasetName | None) -> None:
         ) from error
 
 
-def _convert_d4rl(name: DatasetName, local: str) -> None:
-    """Fetch a D4RL file, if it is not there, and make it a local Minari data set."""
-    file_name = f"{name.environment}_{name.tier.replace('-', '_')}-v2.hdf5"
-    path, url = cache.downloads_folder() / file_name, f"{D4RL_URL}/{file_name}"
-    if not path.exists():
-        try:
-            download(url, path, verify=lambda part: _open_for(part, name.task))
-        except DownloadError as error:
-            raise DataError(
-                _missing(
-                    str(name),
-                    looked=f"{minari_folder(local)} and {path}",
-                    tried=str(error),
-                    by_hand=f"fetch {url} and put it there as {path}",
-                    meanwhile=_builtin_like(name),
-                    alike=[],
-                )
-            ) from error
+def _download_d4rl(name: DatasetName) -> D4rlFile:
+    path = d4rl_path(name)
+    url = f"{D4RL_URL}/{path.name}"
     try:
-        write_minari(
-            local,
-            _whole_episodes(path, name.task),
-            task=name.task,
-            algorithm="SAC",
-            description=f"D4RL's {name}, converted. Where the file lacks an episode's last observation, the one "
-            "before it stands twice.",
-            facts={"converted_from": url},
-        )
-    except DataError as error:
-        raise DataError(f"{error}. Delete {path} to have it fetched again") from error
+        download(url, path, verify=lambda part: _open_for(part, name.task))
+    except DownloadError as error:
+        raise DataError(
+            _missing(
+                str(name),
+                looked=path,
+                tried=str(error),
+                by_hand=f"fetch {url} and put it there as {path}",
+                meanwhile=_builtin_like(name),
+                alike=[],
+            )
+        ) from error
+    return _open_for(path, name.task)
 
 
 def _open_for(path: Path, task: Task) -> D4rlFile:
@@ -155,31 +156,6 @@ def _open_for(path: Path, task: Task) -> D4rlFile:
             f"but {task.env_id} has {environment.state_width} and {environment.action_width}"
         )
     return source
-
-
-def _whole_episodes(path: Path, task: Task) -> Iterator[RecordedEpisode]:
-    """A D4RL file's episodes, checked, each with the observation after its last step."""
-    source = _open_for(path, task)
-    with open_hdf5(path) as file:
-        terminals = np.asarray(file["terminals"][:], bool)
-        after = None
-        if "next_observations" in file:
-            after = number_array(file, "next_observations", dimensions=2, where=str(path))
-            if after.shape != file["observations"].shape:
-                raise DataError(f"{path}: next_observations must have the shape of observations, not {after.shape}")
-        for number, episode in enumerate(source.episodes(task.environment.action_box)):
-            end = source.offsets[number + 1] - 1
-            last = episode.observations[-1] if after is None else np.asarray(after[end], np.float32)
-            if not np.isfinite(last).all():
-                raise DataError(f"{path}, episode {number}: next_observations must be finite")
-            yield RecordedEpisode(
-                # Minari keeps the environment's double precision.
-                observations=np.vstack([episode.observations, last]).astype(np.float64),
-                actions=episode.actions,
-                rewards=episode.rewards.astype(np.float64),
-                terminated=bool(terminals[end]),
-                truncated=episode.is_complete and not terminals[end],
-            )
 
 
 def _builtin_like(name: DatasetName) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
-from primal_dt.data.sampler import Trajectories, Trajectory, returns_to_go
+from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
 
 __all__ = ["Store", "StoreError", "open_store", "write_store"]
 

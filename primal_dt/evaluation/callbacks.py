@@ -1,4 +1,4 @@
-"""How an evaluation shows that it is alive."""
+"""Callbacks of a rollout: a progress bar, a list of episodes, a check for a stop request."""
 
 import sys
 import time
@@ -6,15 +6,48 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from primal_dt.evaluation.evaluate import Watch
 from primal_dt.evaluation.rollout import Episode
+from primal_dt.system.process import StopRequest
 from primal_dt.system.terminal import SECONDS_BETWEEN_LINES
 
-__all__ = ["Progress"]
+__all__ = ["Callback", "EpisodeList", "ProgressBar", "StopCheck"]
 
 
-class Progress(Watch):
-    """A bar with the time that is left, at most, in a terminal; plain lines elsewhere."""
+class Callback:
+    """Base class for rollout callbacks; every method does nothing."""
+
+    def begin(self, num_episodes: int, episode_limit: int) -> None:
+        """Called first: how many episodes will run, and the most steps that one can have."""
+
+    def step(self, running: int) -> None:
+        """Called after a step of all environments: how many still run."""
+
+    def end_episode(self, episode: Episode) -> None:
+        """Called when an episode has ended."""
+
+
+class EpisodeList(Callback):
+    """Collects the episodes that have ended."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+
+    def end_episode(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+
+class StopCheck(Callback):
+    """Raises StopRequestedError at the next step after a stop was requested."""
+
+    def __init__(self, request: StopRequest) -> None:
+        self._request = request
+
+    def step(self, running: int) -> None:
+        self._request.check()
+
+
+class ProgressBar(Callback):
+    """A bar with the time left, at most, in a terminal; plain lines elsewhere. A context manager."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,9 +62,9 @@ class Progress(Watch):
         if self._bar is not None:
             self._bar.close()
         if self._num_episodes == 0 and kind is None:
-            self._say("nothing new to run")
+            self._print("no new episodes to run")
         elif self._num_episodes:
-            self._say(f"{self._ended} of {self._num_episodes} episodes in {time.monotonic() - self._begin:.1f} s")
+            self._print(f"{self._ended} of {self._num_episodes} episodes in {time.monotonic() - self._begin:.1f} s")
 
     def begin(self, num_episodes: int, episode_limit: int) -> None:
         """In the bar every episode counts as if it had the most steps that it can have."""
@@ -41,23 +74,22 @@ class Progress(Watch):
             self._bar = tqdm(desc=self._name, total=num_episodes * episode_limit, bar_format=layout, leave=False)
 
     def step(self, running: int) -> None:
-        """A step of all, after which this many still run."""
         self._steps += running
         now = time.monotonic()
         if self._bar is not None:
             rate = self._steps / (now - self._begin)
-            self._bar.set_postfix_str(f"{running} run, {self._ended} have ended, {rate:,.0f} steps/s", refresh=False)
+            self._bar.set_postfix_str(f"{running} running, {self._ended} ended, {rate:,.0f} steps/s", refresh=False)
             self._bar.update(running)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self._say(f"{self._ended} of {self._num_episodes} episodes have ended, {running} run")
+            self._print(f"{self._ended} of {self._num_episodes} episodes ended, {running} running")
 
     def end_episode(self, episode: Episode) -> None:
-        """The bar is given what it was spared, and its last step."""
+        """Advance the bar by the steps that the episode did not need, and by its last one."""
         self._ended += 1
         self._steps += 1
         if self._bar is not None:
             self._bar.update(self._limit - episode.length + 1)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"{self._name}: {text}", file=sys.stderr)

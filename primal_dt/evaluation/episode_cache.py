@@ -12,22 +12,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from primal_dt.evaluation.evaluate import Watch
+from primal_dt.evaluation.callbacks import Callback
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.system.files import check_writable
 
-__all__ = ["KeptEpisodes", "digest_of"]
+__all__ = ["EpisodeCache", "file_digest"]
 
 log = logging.getLogger(__name__)
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """A name for a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-class KeptEpisodes(Watch):
+class EpisodeCache(Callback):
     """What is known of a policy in an environment, and what comes to be known.
 
     In a run of somebody else's, whose folder cannot be written to, nothing is kept beyond this process.

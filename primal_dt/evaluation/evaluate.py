@@ -1,87 +1,101 @@
-"""A policy's episodes in the environment of a task."""
+"""Policies -> evaluations: which episodes to run, those that are cached, those that are run now."""
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from envs.behaviour.policies import BehaviourPolicy
-from envs.make import make_environment
-from envs.tasks import Task
-from primal_dt.evaluation.rollout import Episode, Policy, rollout
+from primal_dt.evaluation.callbacks import Callback, EpisodeList
+from primal_dt.evaluation.episode_cache import EpisodeCache
+from primal_dt.evaluation.report import Evaluation
+from primal_dt.evaluation.rollout import Environment, Episode, Policy, RolloutError, rollout
+from primal_dt.evaluation.trained_run import TrainedRun
+from primal_dt.policy.inference import INFERENCE_VERSION, InferenceMode
+from primal_dt.task import RunTask
 
-__all__ = ["BatchedPolicy", "Watch", "choose_workers", "evaluate", "evaluate_episodes"]
+__all__ = [
+    "Arena",
+    "EpisodePlan",
+    "choose_workers",
+    "evaluate_episodes",
+    "evaluate_policy",
+    "evaluate_run",
+    "target_seed_pairs",
+]
 
 ENVIRONMENTS_PER_WORKER = 32
-"""Below that, a process of its own costs more than it saves."""
+"""With fewer, a process of its own costs more than it saves."""
 
 
-class Watch:
-    """Somebody who is told how an evaluation goes. This one does not care."""
+@dataclass(frozen=True)
+class Arena:
+    """Where policies act."""
 
-    def begin(self, num_episodes: int, episode_limit: int) -> None:
-        """So many episodes are to be run, none of them with more steps than that."""
-
-    def step(self, running: int) -> None:
-        """A step was made in this many environments."""
-
-    def end_episode(self, episode: Episode) -> None:
-        """One has ended."""
+    make: Callable[[], Environment]
+    """Makes an environment. It is sent to other processes, so it must be picklable."""
+    episode_limit: int
+    """The most steps of an episode."""
 
 
-def evaluate(
-    policy: Policy,
-    task: Task,
-    *,
-    targets: Sequence[float],
-    num_episodes: int,
-    seed: int,
-    watches: Iterable[Watch] = (),
-) -> list[Episode]:
-    """So many episodes for each target. Episode i is seeded with ``seed + i``, whatever its target."""
-    wanted = [(target, seed + i) for target in targets for i in range(num_episodes)]
-    return evaluate_episodes(policy, task, wanted, watches=watches)
+@dataclass(frozen=True)
+class EpisodePlan:
+    """Which episodes to run, and how."""
+
+    targets: tuple[float, ...]
+    """Returns to ask for beside the headline; none for those of the training."""
+    num_episodes: int
+    """Episodes for each target. Episode i is seeded with ``seed + i``."""
+    seed: int
+    num_environments: int
+    num_workers: int | None
+    fresh: bool
+    """Whether to run cached episodes again."""
+
+
+def target_seed_pairs(targets: Iterable[float], *, num_episodes: int, seed: int) -> list[tuple[float, int]]:
+    """The target and the seed of every episode. Each target counts once, and has seeds from ``seed`` on."""
+    return [(target, seed + i) for target in dict.fromkeys(targets) for i in range(num_episodes)]
 
 
 def evaluate_episodes(
     policy: Policy,
-    task: Task,
-    wanted: Iterable[tuple[float, int]],
+    arena: Arena,
+    pairs: Sequence[tuple[float, int]],
     *,
     num_environments: int = 64,
     num_workers: int | None = None,
-    watches: Iterable[Watch] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> list[Episode]:
-    """An episode for each pair of target and seed.
+    """Run an episode for each pair of target and seed.
 
     Args:
         policy: acts.
-        task: where.
-        wanted: targets and seeds.
+        arena: where.
+        pairs: targets and seeds.
         num_environments: how many run at a time, at most.
-        num_workers: processes that step them. By default one for every 32 environments, but not more than there are
-            cores; none if that is less than two.
-        watches: are told how it goes.
+        num_workers: processes that step them. If not given: one for every 32 environments, at most one for each core;
+            none if that is less than two.
+        callbacks: called in this order.
     """
-    pairs, told = list(wanted), list(watches)
 
     def on_step(running: int) -> None:
-        for watch in told:
-            watch.step(running)
+        for callback in callbacks:
+            callback.step(running)
 
     def on_episode(episode: Episode) -> None:
-        for watch in told:
-            watch.end_episode(episode)
+        for callback in callbacks:
+            callback.end_episode(episode)
 
-    for watch in told:
-        watch.begin(len(pairs), task.environment.episode_limit)
+    for callback in callbacks:
+        callback.begin(len(pairs), arena.episode_limit)
     if num_workers is None:
         num_workers = choose_workers(min(num_environments, len(pairs)))
     return rollout(
         policy,
-        partial(make_environment, task),
+        arena.make,
         targets=[target for target, _ in pairs],
         seeds=[seed for _, seed in pairs],
         num_environments=num_environments,
@@ -98,36 +112,73 @@ def choose_workers(num_environments: int) -> int:
     return workers if workers > 1 else 0
 
 
-class BatchedPolicy:
-    """A behaviour policy as rollouts take it: environment by environment, whatever the target.
+def evaluate_run(
+    run: TrainedRun,
+    arena: Arena,
+    plan: EpisodePlan,
+    *,
+    mode: InferenceMode,
+    device: torch.device,
+    callbacks: Sequence[Callback] = (),
+) -> Evaluation:
+    """Run the episodes that are not cached. Each is cached beside the run as soon as it ends."""
+    targets = (run.task.headline, *(plan.targets or run.task.targets))
+    pairs = target_seed_pairs(targets, num_episodes=plan.num_episodes, seed=plan.seed)
+    cache = EpisodeCache(run.evaluations_folder, _depends_on(run, plan, mode=mode, device=device), fresh=plan.fresh)
+    missing = [pair for pair in pairs if cache.get(*pair) is None]
+    if missing:
+        evaluate_episodes(
+            run.checkpoint.policy(device, mode=mode),
+            arena,
+            missing,
+            num_environments=plan.num_environments,
+            num_workers=plan.num_workers,
+            callbacks=[cache, *callbacks],  # cached before another callback can fail
+        )
+    return run.evaluation([episode for pair in pairs if (episode := cache.get(*pair)) is not None], mode=mode)
 
-    The n-th episode that is begun has random numbers of its own, from (seed, n): it does not depend on how many run at
-    a time.
 
-    Args:
-        policy: acts in one environment.
-        seed: of its random numbers.
+def evaluate_policy(
+    policy: Policy, name: str, arena: Arena, task: RunTask, plan: EpisodePlan, *, callbacks: Sequence[Callback] = ()
+) -> Evaluation:
+    """Evaluate a policy that was not trained here, and that is not asked for a return.
+
+    If it fails or is stopped, the evaluation has the episodes that had ended, and a note that says so.
     """
+    ended = EpisodeList()
+    notes: tuple[str, ...] = ()
+    try:
+        evaluate_episodes(
+            policy,
+            arena,
+            target_seed_pairs((task.headline,), num_episodes=plan.num_episodes, seed=plan.seed),
+            num_environments=plan.num_environments,
+            num_workers=plan.num_workers,
+            callbacks=[ended, *callbacks],
+        )
+    except (RolloutError, KeyboardInterrupt) as error:
+        if not ended.episodes:
+            raise
+        reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+        notes = (f"only {len(ended.episodes)} of {plan.num_episodes} episodes: {reason}",)
+    return Evaluation(
+        policy=name,
+        configuration=f"{name} {task.env_id}",
+        task=task,
+        episodes=tuple(sorted(ended.episodes, key=lambda episode: episode.seed)),
+        notes=notes,
+    )
 
-    def __init__(self, policy: BehaviourPolicy, seed: int) -> None:
-        self._policy = policy
-        self._seed = seed
-        self._begun = 0
-        self._randoms: list[np.random.Generator] = []
 
-    def reset(self, targets: NDArray[np.float64], /) -> None:
-        """Begin an episode in each of E environments."""
-        numbers = range(self._begun, self._begun + len(targets))
-        self._randoms = [np.random.default_rng((self._seed, number)) for number in numbers]
-        self._begun += len(targets)
-
-    def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
-        """(E, S) -> (E, A)."""
-        return np.stack([self._policy(*each) for each in zip(observations, self._randoms, strict=True)])
-
-    def observe(self, rewards: NDArray[np.float64], /) -> None:
-        """It does not care."""
-
-    def keep(self, rows: NDArray[np.bool_], /) -> None:
-        """Go on with some of the environments."""
-        self._randoms = [random for random, kept in zip(self._randoms, rows, strict=True) if kept]
+def _depends_on(run: TrainedRun, plan: EpisodePlan, *, mode: InferenceMode, device: torch.device) -> dict[str, Any]:
+    """What an episode depends on, beside its target and seed."""
+    return {
+        "checkpoint": run.digest,
+        "env_id": run.task.env_id,
+        "mode": mode,
+        "device": device.type,
+        # Except on a CPU, all environments are one forward pass, whose size makes a difference.
+        "num_environments": None if device.type == "cpu" else plan.num_environments,
+        "inference": INFERENCE_VERSION,
+        "versions": {name: version(name) for name in ("torch", "mujoco", "gymnasium", "numpy")},
+    }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from primal_dt.data.names import short_name
 from primal_dt.evaluation.report import BOOTSTRAP_SEED, Group, Report
 from primal_dt.evaluation.statistics import performance_profile, profile_band
 from primal_dt.system.files import atomic_write
@@ -73,9 +74,9 @@ def _targets(figure: "Figure", report: Report) -> bool:
         for number, group in enumerate(groups):
             own = group.first
             targets = sorted(result.target for result in group.results)
-            scale = (own.expert_return - own.random_return) / 100
+            low, high = own.task.reference.random_return, own.task.reference.expert_return
             scores = np.array([[run.scores(target).mean() for run in group.runs] for target in targets])
-            returns = scores * scale + own.random_return  # (targets, N)
+            returns = scores * (high - low) / 100 + low  # (targets, N)
             axes.plot(targets, returns.mean(1), "o-", color=_color(number), label=f"{_label(group)}, {_task(group)}")
             axes.fill_between(targets, returns.min(1), returns.max(1), color=_color(number), alpha=0.2, lw=0)
         ends = axes.get_xlim()
@@ -122,7 +123,7 @@ def _panels(figure: "Figure", groups: Sequence[Group]) -> Iterator[tuple["Axes",
     """Axes for each environment, side by side, and its groups."""
     by_environment: dict[str, list[Group]] = {}
     for group in groups:
-        by_environment.setdefault(group.first.environment, []).append(group)
+        by_environment.setdefault(group.first.task.environment, []).append(group)
     figure.set_figwidth(WIDTH * max(1, len(by_environment)))
     for place, (environment, own) in enumerate(by_environment.items(), 1):
         axes = figure.add_subplot(1, len(by_environment), place)
@@ -139,6 +140,4 @@ def _label(group: Group) -> str:
 
 
 def _task(group: Group) -> str:
-    """The data set's name, or its file's."""
-    parts = [Path(part).stem if part.endswith((".hdf5", ".h5")) else part for part in group.first.dataset.split("+")]
-    return "+".join(parts)
+    return short_name(group.first.task.dataset)

@@ -20,8 +20,9 @@ from primal_dt.evaluation.statistics import (
     performance_profile,
     std_over_seeds,
 )
+from primal_dt.task import Reference, RunTask
 
-__all__ = ["Average", "Evaluated", "Group", "Published", "Report", "TargetResult"]
+__all__ = ["Average", "Evaluation", "Group", "Published", "Report", "TargetResult"]
 
 FEW_SEEDS, FEW_EPISODES = 3, 10
 """What is fewer is marked."""
@@ -33,57 +34,48 @@ Published = Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """A policy's episodes, and what they are of."""
+class Evaluation:
+    """A policy's episodes, and what a report says about them."""
 
-    dataset: str
-    """What it was trained on, as it was called."""
     policy: str
-    """What it is: an attention stack, or a behaviour policy's name."""
+    """An attention stack, or the name of a behaviour policy."""
     configuration: str
-    """The same for runs that differ in their seed alone: of the data's content and all settings."""
-    settings: Mapping[str, Any]
-    """How it was trained, to tell configurations apart."""
-    environment: str
-    env_id: str
-    """Where it acted."""
-    data_env_ids: tuple[str, ...]
-    """Where its data is from."""
-    random_return: float
-    expert_return: float
-    headline: float
-    """The target that counts, fixed in the task table."""
-    seed: int | None
-    """Of its training, if it was trained."""
-    step: int | None
-    """Of the checkpoint."""
-    mode: str | None
-    """Of inference."""
-    checkpoint: str | None
+    """Equal for runs that differ in the seed alone: a digest of the data's content and of all settings."""
+    task: RunTask
+    """Where it acted, and what it was trained on."""
     episodes: tuple[Episode, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """How it was trained, to tell configurations apart."""
+    seed: int | None = None
+    """The training's seed; None for a policy that was not trained here."""
+    step: int | None = None
+    """The checkpoint's step."""
+    mode: str | None = None
+    """The mode of inference."""
+    checkpoint: str | None = None
     curve: tuple[tuple[int, float], ...] = ()
-    """Scores at the headline target while it was trained, by step."""
+    """Normalized returns at the headline target during training, by step."""
     notes: tuple[str, ...] = ()
     """What a reader must know about it."""
 
     @property
-    def unit(self) -> tuple[str, float, float]:
+    def unit(self) -> tuple[str, Reference]:
         """What its scores are measured in."""
-        return (self.env_id, self.random_return, self.expert_return)
+        return (self.task.env_id, self.task.reference)
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it acted in another version of the environment than that of its data."""
-        return any(env_id != self.env_id for env_id in self.data_env_ids)
+        return any(env_id != self.task.env_id for env_id in self.task.data_env_ids)
 
     def summaries(self) -> list[TargetSummary]:
-        """By target."""
-        return summarize(self.episodes, random_return=self.random_return, expert_return=self.expert_return)
+        """One for each target."""
+        return summarize(self.episodes, self.task.reference)
 
     def scores(self, target: float) -> NDArray[np.float64]:
-        """Of its episodes at one target."""
+        """The normalized returns of its episodes at one target."""
         returns = [episode.total_reward for episode in self.episodes if episode.target == target]
-        return normalized(returns, random_return=self.random_return, expert_return=self.expert_return)
+        return normalized(returns, self.task.reference)
 
 
 @dataclass(frozen=True)
@@ -118,12 +110,12 @@ class Group:
 
     label: str
     """The policy, and what sets it apart from others of the same name."""
-    runs: tuple[Evaluated, ...]
+    runs: tuple[Evaluation, ...]
     results: tuple[TargetResult, ...]
     """The headline first."""
 
     @property
-    def first(self) -> Evaluated:
+    def first(self) -> Evaluation:
         """For what all of them share."""
         return self.runs[0]
 
@@ -140,10 +132,12 @@ class Group:
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before comparing."""
-        own, name = self.first, f"{self.label} on {self.first.dataset}"
+        own, name = self.first, f"{self.label} on {self.first.task.dataset}"
         found = [f"{name}, seed {run.seed}: {note}" for run in self.runs for note in run.notes]
         if own.is_elsewhere:
-            found.append(f"{name}: trained on data of {', '.join(own.data_env_ids)}, evaluated in {own.env_id}")
+            found.append(
+                f"{name}: trained on data of {', '.join(own.task.data_env_ids)}, evaluated in {own.task.env_id}"
+            )
         if len({run.step for run in self.runs}) > 1:
             steps = ", ".join(f"seed {run.seed}: {run.step}" for run in self.runs)
             found.append(f"{name}: checkpoints of different steps ({steps})")
@@ -176,7 +170,7 @@ class Report:
 
     groups: tuple[Group, ...]
     published: Published = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: command, versions and so on."""
     failures: tuple[str, ...] = ()
     """What could not be evaluated, and why."""
@@ -184,10 +178,10 @@ class Report:
     @classmethod
     def of(
         cls,
-        runs: Iterable[Evaluated],
+        runs: Iterable[Evaluation],
         *,
         published: Published | None = None,
-        facts: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
         failures: Sequence[str] = (),
     ) -> "Report":
         """Group runs by their configuration.
@@ -195,12 +189,12 @@ class Report:
         Raises:
             ValueError: if two runs of one configuration have the same seed: they are one experiment, not two.
         """
-        by_kind: dict[tuple[Any, ...], list[Evaluated]] = {}
+        by_kind: dict[tuple[Any, ...], list[Evaluation]] = {}
         for run in runs:
-            by_kind.setdefault((run.configuration, run.policy, run.mode, *run.unit, run.headline), []).append(run)
+            by_kind.setdefault((run.configuration, run.policy, run.mode, *run.unit, run.task.headline), []).append(run)
         labels = _labels([own[0] for own in by_kind.values()])
         groups = [_group(label, own) for label, own in zip(labels, by_kind.values(), strict=True)]
-        return cls(tuple(groups), published or {}, facts or {}, tuple(failures))
+        return cls(tuple(groups), published or {}, provenance or {}, tuple(failures))
 
     @property
     def warnings(self) -> list[str]:
@@ -223,11 +217,13 @@ class Report:
         """
         cells: dict[tuple[str, str | None, str], list[Group]] = {}
         for group in self.groups:
-            cells.setdefault((group.label, group.first.mode, group.first.env_id.rpartition("-")[2]), []).append(group)
+            cells.setdefault((group.label, group.first.mode, group.first.task.env_id.rpartition("-")[2]), []).append(
+                group
+            )
         averages = []
         for (label, mode, version), tasks in cells.items():
-            datasets = tuple(group.first.dataset for group in tasks)
-            units, environments = {group.first.unit for group in tasks}, {group.first.env_id for group in tasks}
+            datasets = tuple(group.first.task.dataset for group in tasks)
+            units, environments = {group.first.unit for group in tasks}, {group.first.task.env_id for group in tasks}
             if len(tasks) < 2 or len(set(datasets)) < len(tasks) or len(units) > len(environments):
                 continue
             scores = [group.run_scores for group in tasks]
@@ -245,15 +241,15 @@ class Report:
             )
         return averages
 
-    def published_for(self, run: Evaluated) -> tuple[float, float] | None:
+    def published_for(self, run: Evaluation) -> tuple[float, float] | None:
         """What was published for its data set and policy."""
-        return self.published.get(run.dataset, {}).get(run.policy)
+        return self.published.get(run.task.dataset, {}).get(run.policy)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, all raw returns included."""
         return {
             "unit": "normalized return: 100 * (return - random_return) / (expert_return - random_return)",
-            "facts": dict(self.facts),
+            "provenance": dict(self.provenance),
             "groups": [
                 {
                     **_described(group),
@@ -269,38 +265,40 @@ class Report:
         }
 
 
-def _labels(runs: Sequence[Evaluated]) -> list[str]:
+def _labels(runs: Sequence[Evaluation]) -> list[str]:
     """The policy; and, where several of one name differ in their settings, those that differ."""
     labels = []
     for run in runs:
-        alike = [other.settings for other in runs if (other.policy, other.dataset) == (run.policy, run.dataset)]
+        alike = [
+            other.settings for other in runs if (other.policy, other.task.dataset) == (run.policy, run.task.dataset)
+        ]
         names = [name for name in run.settings if len({str(settings.get(name)) for settings in alike}) > 1]
         labels.append(", ".join([run.policy, *(f"{name} {run.settings[name]}" for name in names)]))
     return labels
 
 
-def _group(label: str, runs: Sequence[Evaluated]) -> Group:
+def _group(label: str, runs: Sequence[Evaluation]) -> Group:
     ordered = tuple(sorted(runs, key=lambda run: -1 if run.seed is None else run.seed))
     seeds = [run.seed for run in ordered]
     if len(set(seeds)) < len(seeds):
         own = next(run for run in ordered if seeds.count(run.seed) > 1)
         paths = ", ".join(str(run.checkpoint) for run in ordered if run.seed == own.seed)
-        raise ValueError(f"{label} on {own.dataset} is there twice with seed {own.seed}: {paths}")
-    headline = ordered[0].headline
+        raise ValueError(f"{label} on {own.task.dataset} is there twice with seed {own.seed}: {paths}")
+    headline = ordered[0].task.headline
     common = set.intersection(*({episode.target for episode in run.episodes} for run in ordered))
     if headline not in common:
-        raise ValueError(f"{label} on {ordered[0].dataset} has no episode at the headline target {headline:g}")
+        raise ValueError(f"{label} on {ordered[0].task.dataset} has no episode at the headline target {headline:g}")
     targets = [target for target in dict.fromkeys(e.target for e in ordered[0].episodes) if target in common]
     targets.sort(key=lambda target: target != headline)
     return Group(label, ordered, tuple(_result(ordered, target, headline) for target in targets))
 
 
-def _run_scores(runs: Sequence[Evaluated], target: float) -> NDArray[np.float64]:
+def _run_scores(runs: Sequence[Evaluation], target: float) -> NDArray[np.float64]:
     """(N,), a score for each run."""
     return np.array([run.scores(target).mean() for run in runs])
 
 
-def _result(runs: Sequence[Evaluated], target: float, headline: float) -> TargetResult:
+def _result(runs: Sequence[Evaluation], target: float, headline: float) -> TargetResult:
     scores = _run_scores(runs, target)
     summaries = [summary for run in runs for summary in run.summaries() if summary.target == target]
     return TargetResult(
@@ -318,10 +316,22 @@ def _result(runs: Sequence[Evaluated], target: float, headline: float) -> Target
 
 
 def _described(group: Group) -> dict[str, Any]:
-    """What runs of a group share."""
-    own = ("seed", "step", "checkpoint", "episodes", "curve", "notes")
-    shared = {name: value for name, value in asdict(group.first).items() if name not in own}
-    return {"label": group.label, **shared}
+    """What the runs of a group share."""
+    run, task = group.first, group.first.task
+    return {
+        "label": group.label,
+        "dataset": task.dataset,
+        "policy": run.policy,
+        "configuration": run.configuration,
+        "settings": dict(run.settings),
+        "environment": task.environment,
+        "env_id": task.env_id,
+        "data_env_ids": list(task.data_env_ids),
+        "random_return": task.reference.random_return,
+        "expert_return": task.reference.expert_return,
+        "headline": task.headline,
+        "mode": run.mode,
+    }
 
 
 def _profile(group: Group) -> dict[str, float]:
@@ -331,7 +341,7 @@ def _profile(group: Group) -> dict[str, float]:
     return {str(threshold): share for threshold, share in zip(PROFILE_THRESHOLDS, shares, strict=True)}
 
 
-def _run_as_json(run: Evaluated) -> dict[str, Any]:
+def _run_as_json(run: Evaluation) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "step": run.step,

@@ -12,7 +12,7 @@ from primal_dt.evaluation.report import FEW_EPISODES, Average, Group, Report, Ta
 from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
-__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report", "write_report_and_plots"]
+__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report"]
 
 HEADLINE, FEW, ELSEWHERE = "*", "†", "‡"
 MARKS = f"""\
@@ -30,7 +30,7 @@ def results_table(report: Report) -> str:
     """What each configuration reaches at each target: the table that people want to see first."""
     rows = [
         [
-            group.first.dataset,
+            group.first.task.dataset,
             group.label,
             group.first.mode or "",
             f"{result.target:g}{HEADLINE if result.is_headline else ''}",
@@ -63,7 +63,7 @@ def runs_table(report: Report) -> str:
     """Every run by itself."""
     rows = [
         [
-            run.dataset,
+            run.task.dataset,
             group.label,
             run.mode or "",
             _or_nothing(run.seed),
@@ -89,14 +89,14 @@ def tasks_table(report: Report) -> str:
 
     Tasks for which something was published come first, in the published order, with all the published columns.
     """
-    here = list(dict.fromkeys(group.first.dataset for group in report.groups))
+    here = list(dict.fromkeys(group.first.task.dataset for group in report.groups))
     datasets = [name for name in report.published if name in here] + [n for n in here if n not in report.published]
     columns = list(dict.fromkeys((group.label, group.first.mode) for group in report.groups))
     known = {name for dataset in datasets for name in report.published.get(dataset, {})}
     columns += [(name, "published") for name in sorted(known - {label for label, _ in columns})]
     rows = []
     for dataset in datasets:
-        own = [group for group in report.groups if group.first.dataset == dataset]
+        own = [group for group in report.groups if group.first.task.dataset == dataset]
         cells = {(group.label, group.first.mode): _cell(report, group) for group in own}
         for name, published in report.published.get(dataset, {}).items():
             cells[name, "published"] = f"({_score(*published)})"
@@ -115,7 +115,7 @@ def cells_table(report: Report) -> str:
         published = report.published_for(run)
         rows.append(
             [
-                run.dataset,
+                run.task.dataset,
                 _heading(group.label, run.mode),
                 f"{_score(result.mean, result.std)}{_marks(group, result)}",
                 "" if published is None else _score(*published),
@@ -123,22 +123,22 @@ def cells_table(report: Report) -> str:
                 str(result.num_episodes),
                 ", ".join(dict.fromkeys(_or_nothing(each.step) for each in group.runs)),
                 f"{result.target:g}",
-                run.env_id,
-                f"{run.random_return:g}, {run.expert_return:g}",
+                run.task.env_id,
+                f"{run.task.reference.random_return:g}, {run.task.reference.expert_return:g}",
             ]
         )
     header = ["data set", "policy", "ours", "published", "seeds", "episodes", "step", "target", "environment"]
     return format_table([*header, "returns at 0, 100"], rows)
 
 
-def write_report(report: Report, folder: Path, *, plots: Sequence[Path] = ()) -> list[Path]:
-    """Write the files; which ones they are.
+def write_report(report: Report, folder: Path) -> Path:
+    """Write plots, if matplotlib is installed, then ``report.md``, ``report.csv`` and ``report.json``.
 
-    Args:
-        report: what to write.
-        folder: where.
-        plots: pictures in that folder, to be shown.
+    Returns the path of ``report.md``.
     """
+    plots: list[Path] = []
+    with suppress(ImportError):
+        plots = plot_report(report, folder)
     contents = {
         "report.md": _markdown(report, [plot.name for plot in plots]),
         "report.csv": _csv(report),
@@ -147,15 +147,7 @@ def write_report(report: Report, folder: Path, *, plots: Sequence[Path] = ()) ->
     for name, text in contents.items():
         with atomic_write(folder / name) as file:
             file.write(text.encode())
-    return [folder / name for name in contents]
-
-
-def write_report_and_plots(report: Report, folder: Path) -> Path:
-    """Write the files, and the plots if matplotlib is installed; where to begin reading."""
-    written = write_report(report, folder)
-    with suppress(ImportError):
-        write_report(report, folder, plots=plot_report(report, folder))
-    return written[0]
+    return folder / "report.md"
 
 
 def _markdown(report: Report, pictures: Sequence[str]) -> str:
@@ -174,8 +166,8 @@ def _markdown(report: Report, pictures: Sequence[str]) -> str:
             f"{average.iqm:.1f}{interval} over {len(average.datasets)} tasks{FEW if average.is_few else ''}."
         )
     parts += ["## What stands behind each cell", cells_table(report), "## Runs", runs_table(report)]
-    if report.facts:
-        parts += ["## How it was made", "\n".join(f"* {name}: {value}" for name, value in report.facts.items())]
+    if report.provenance:
+        parts += ["## How it was made", "\n".join(f"* {name}: {value}" for name, value in report.provenance.items())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -192,12 +184,12 @@ def _csv_row(group: Group, result: TargetResult) -> dict[str, object]:
     run = group.first
     low, high = result.interval or ("", "")
     return {
-        "dataset": run.dataset,
+        "dataset": run.task.dataset,
         "policy": group.label,
         "configuration": run.configuration,
         "mode": run.mode,
-        "environment": run.env_id,
-        "data_environments": " ".join(run.data_env_ids),
+        "environment": run.task.env_id,
+        "data_environments": " ".join(run.task.data_env_ids),
         "steps": " ".join(_or_nothing(each.step) for each in group.runs),
         "seeds": " ".join(_or_nothing(each.seed) for each in group.runs),
         "target": result.target,

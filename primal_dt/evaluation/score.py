@@ -11,13 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.system.table import format_table
+from primal_dt.task import Reference
+from primal_dt.training.scalars import HEADLINE
 
-__all__ = ["TargetSummary", "normalized", "summarize", "summary_table"]
+__all__ = ["TargetSummary", "evaluation_scalars", "normalized", "summarize", "summary_table"]
 
 
-def normalized(returns: ArrayLike, *, random_return: float, expert_return: float) -> NDArray[np.float64]:
+def normalized(returns: ArrayLike, reference: Reference) -> NDArray[np.float64]:
     """``100 (return - random) / (expert - random)``."""
-    return 100 * (np.asarray(returns, np.float64) - random_return) / (expert_return - random_return)
+    low, high = reference.random_return, reference.expert_return
+    return 100 * (np.asarray(returns, np.float64) - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class TargetSummary:
     length_mean: float
 
 
-def summarize(episodes: Iterable[Episode], *, random_return: float, expert_return: float) -> list[TargetSummary]:
+def summarize(episodes: Iterable[Episode], reference: Reference) -> list[TargetSummary]:
     """One summary for each target, in the order in which targets come."""
     by_target: dict[float, list[Episode]] = {}
     for episode in episodes:
@@ -44,7 +47,7 @@ def summarize(episodes: Iterable[Episode], *, random_return: float, expert_retur
     summaries = []
     for target, own in by_target.items():
         returns = np.array([episode.total_reward for episode in own])
-        scores = normalized(returns, random_return=random_return, expert_return=expert_return)
+        scores = normalized(returns, reference)
         summaries.append(
             TargetSummary(
                 target=target,
@@ -60,6 +63,18 @@ def summarize(episodes: Iterable[Episode], *, random_return: float, expert_retur
             )
         )
     return summaries
+
+
+def evaluation_scalars(summaries: Iterable[TargetSummary]) -> dict[str, float]:
+    """What is logged of an evaluation; the first target is the headline."""
+    scalars: dict[str, float] = {}
+    for summary in summaries:
+        scalars.setdefault(HEADLINE, summary.normalized_mean)
+        target = f"target_{summary.target:g}"
+        scalars[f"eval/return/{target}"] = summary.return_mean
+        scalars[f"{HEADLINE}/{target}"] = summary.normalized_mean
+        scalars[f"eval/length/{target}"] = summary.length_mean
+    return scalars
 
 
 def summary_table(summaries: Iterable[TargetSummary]) -> str:

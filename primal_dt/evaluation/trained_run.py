@@ -1,246 +1,154 @@
-"""Checkpoints and behaviour policies -> their episodes, with all that a report has to say about them."""
+"""A trained run, opened to be evaluated."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from envs.behaviour.policies import load_policy
-from envs.datasets.checks import DataError
-from envs.make import make_environment
-from envs.tasks import Task, task_of
-from primal_dt.evaluation.episode_cache import KeptEpisodes, digest_of
-from primal_dt.evaluation.evaluate import BatchedPolicy, Watch, evaluate_episodes
-from primal_dt.evaluation.report import Evaluated
-from primal_dt.evaluation.rollout import Episode, RolloutError
-from primal_dt.policy.inference import INFERENCE_VERSION, InferenceMode
-from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.evaluation.episode_cache import file_digest
+from primal_dt.evaluation.report import Evaluation
+from primal_dt.evaluation.rollout import Episode
+from primal_dt.policy.inference import InferenceMode, require_mode
+from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
-from primal_dt.training.metrics_log import read_metrics
+from primal_dt.training.metrics_log import curve_of, read_metrics
 from primal_dt.training.scalars import HEADLINE
 
-__all__ = ["Plan", "Trained", "describe_trained", "evaluate_behaviour", "evaluate_trained", "open_trained"]
+__all__ = ["TrainedRun", "describe_run", "open_run"]
+
+Curve = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which episodes to run, and how."""
-
-    targets: tuple[float, ...]
-    """Returns to ask for, besides the task's headline; none for those of the training."""
-    num_episodes: int
-    """For each target. Episode i is seeded with ``seed + i``."""
-    seed: int
-    num_environments: int
-    num_workers: int | None
-    fresh: bool
-    """Whether to run again what is known."""
-
-    def pairs(self, targets: Sequence[float]) -> list[tuple[float, int]]:
-        """Targets and seeds, each once."""
-        return [(target, self.seed + i) for target in dict.fromkeys(targets) for i in range(self.num_episodes)]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A checkpoint, and where it is to act. Its weights are read when they are wanted."""
+class TrainedRun:
+    """A checkpoint and where it acts. Its weights are mapped into memory: they are read when they are used."""
 
     path: Path
+    """The checkpoint's file."""
     digest: str
-    run_folder: Path | None
-    task: Task
-    """Where it acts."""
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    """What the checkpoint says of its task."""
-    step: int
+    folder: Path | None
+    """The run folder; None for a checkpoint that is not in one."""
+    checkpoint: Checkpoint
+    task: RunTask
+    """The checkpoint's, in the version of the environment that it is evaluated in."""
     notes: tuple[str, ...]
+    """What a reader of results must know about it."""
 
     @property
     def name(self) -> str:
-        """For people."""
-        return self.path.name if self.run_folder is None else self.run_folder.name
+        """The run folder's name, or the file's."""
+        return self.path.name if self.folder is None else self.folder.name
 
     @property
     def seed(self) -> int:
-        """Of its training."""
-        return int(self.config["run"]["seed"])
+        """The seed of its training."""
+        return int(self.checkpoint.config["run"]["seed"])
 
-    @cached_property
+    @property
     def configuration(self) -> str:
-        """The same for runs that differ in nothing that makes a policy but the seed."""
-        content: dict[str, Any] = {name: self.config[name] for name in ("model", "optimizer")}
-        content |= {"fingerprint": self.facts["fingerprint"], "env_id": self.facts["env_id"]}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        """The digest of all that makes the policy but the seed."""
+        return _configuration(self.checkpoint.config, self.checkpoint.task)
 
-    def policy(self, mode: InferenceMode, device: torch.device) -> DecisionTransformerPolicy:
-        """Read it.
+    @property
+    def evaluations_folder(self) -> Path:
+        """Where its episodes are cached."""
+        return (self.folder or self.path.parent) / "evaluations"
 
-        Raises:
-            CheckpointError: if it is no longer what it was when it was opened.
-        """
-        checkpoint = load_checkpoint(self.path)
-        if digest_of(self.path) != self.digest:
-            raise CheckpointError(f"{self.path} has changed since the evaluation began: is it still being trained?")
-        return checkpoint.policy(device, mode=mode)
+    def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
+        """Its episodes, with what a report says about them."""
+        curve = () if self.folder is None else curve_of(read_metrics(self.folder), HEADLINE)
+        return describe_run(
+            self.checkpoint.config,
+            self.task,
+            episodes,
+            trained_for=self.checkpoint.task,
+            step=self.checkpoint.step,
+            checkpoint=self.path,
+            mode=mode,
+            curve=curve,
+            notes=self.notes,
+        )
 
 
-def open_trained(
-    path: Path, *, env_id: str | None = None, allow_version_mismatch: bool = False, mode: InferenceMode = "window"
-) -> Trained:
-    """The last checkpoint of a run, or a checkpoint by its file; and whether it can do what it is to do.
+def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None = None) -> TrainedRun:
+    """Open the last checkpoint of a run, or a checkpoint by its file.
 
     Args:
-        path: a run's folder or a file.
-        env_id: another version of the environment to act in than the one it is trained for.
-        allow_version_mismatch: whether that is meant.
-        mode: of inference.
+        path: a run folder or a file.
+        mode: how it will be run.
+        env_id: another version of the environment to evaluate in.
 
     Raises:
-        CheckpointError: if there is none that can be read.
-        DataError: if it cannot act there.
-        ValueError: if it cannot act in this mode.
+        CheckpointError: if there is no checkpoint that can be read.
+        ValueError: if it cannot be run in this mode.
     """
-    file, checkpoint = _open(path)
-    trained_for = checkpoint.task["env_id"]
-    task = task_of(env_id or trained_for, checkpoint.task["tier"])
-    if task.environment != task_of(trained_for).environment:
-        raise DataError(f"{path} is trained for {trained_for} and cannot act in {task.env_id}")
-    if task.env_id != trained_for and not allow_version_mismatch:
-        raise DataError(
-            f"{path} is trained for {trained_for}, which differs from {task.env_id} in physics or reward: "
-            "scores are not comparable. If it is meant, say so with --allow-version-mismatch"
-        )
-    make_environment(task).close()
-    checkpoint.policy(mode=mode)
+    file, checkpoint = _newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path, mmap=True))
+    require_mode(mode, checkpoint.shape)
     in_run = file.parent.name == "checkpoints"
-    return Trained(
+    return TrainedRun(
         path=file,
-        digest=digest_of(file),
-        run_folder=file.parent.parent if in_run else None,
-        task=task,
-        config=checkpoint.config,
-        facts=checkpoint.task,
-        step=checkpoint.step,
+        digest=file_digest(file),
+        folder=file.parent.parent if in_run else None,
+        checkpoint=checkpoint,
+        task=checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id),
         notes=_notes(file, checkpoint, in_run=in_run),
     )
 
 
-def evaluate_trained(
-    trained: Trained, plan: Plan, *, mode: InferenceMode, device: torch.device, watches: Iterable[Watch] = ()
-) -> Evaluated:
-    """Run what is not known yet; every episode is kept beside the run as soon as it ends."""
-    task, facts = trained.task, trained.facts
-    headline = task.environment.targets[0]
-    wanted = plan.pairs((headline, *(plan.targets or facts["targets"])))
-    folder = (trained.run_folder or trained.path.parent) / "evaluations"
-    kept = KeptEpisodes(folder, _depends_on(trained, plan, mode=mode, device=device), fresh=plan.fresh)
-    missing = [pair for pair in wanted if kept.get(*pair) is None]
-    if missing:
-        evaluate_episodes(
-            trained.policy(mode, device),
-            task,
-            missing,
-            num_environments=plan.num_environments,
-            num_workers=plan.num_workers,
-            watches=[kept, *watches],  # kept before anybody else can fail
-        )
-    episodes = [episode for pair in wanted if (episode := kept.get(*pair)) is not None]
-    return describe_trained(trained, episodes, mode=mode)
+def describe_run(
+    config: Mapping[str, Any],
+    task: RunTask,
+    episodes: Iterable[Episode],
+    *,
+    step: int,
+    checkpoint: Path | str,
+    mode: InferenceMode,
+    curve: Curve,
+    trained_for: RunTask | None = None,
+    notes: tuple[str, ...] = (),
+) -> Evaluation:
+    """A run's episodes, with what a report says about them.
 
-
-def describe_trained(trained: Trained, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluated:
-    """Its episodes, with all that a report has to say about them."""
-    task, facts = trained.task, trained.facts
-    headline = task.environment.targets[0]
-    return Evaluated(
-        dataset=facts["dataset"],
-        policy=trained.config["model"]["attention"],
-        configuration=trained.configuration,
-        settings={**trained.config["model"], **trained.config["optimizer"]},
-        environment=task.environment.name,
-        env_id=task.env_id,
-        data_env_ids=tuple(facts["data_env_ids"]),
-        random_return=facts["random_return"],
-        expert_return=facts["expert_return"],
-        headline=headline,
-        seed=trained.seed,
-        step=trained.step,
-        mode=mode,
-        checkpoint=str(trained.path),
-        episodes=tuple(episodes),
-        curve=_curve(trained.run_folder, headline),
-        notes=trained.notes,
-    )
-
-
-def evaluate_behaviour(name: str, task: Task, plan: Plan, *, watches: Iterable[Watch] = ()) -> Evaluated:
-    """A behaviour policy, whose returns are the ends of the scale. It is not asked for any.
-
-    If it fails or is stopped, what had ended by then is reported, and that it is not all.
+    Args:
+        config: how it was trained, as plain values.
+        task: where the episodes were run.
+        episodes: the result.
+        step: the checkpoint's.
+        checkpoint: its file.
+        mode: of inference.
+        curve: normalized returns at the headline target during training, by step.
+        trained_for: the task of the training, if that was another version of the environment.
+        notes: what a reader must know.
     """
-    reference, headline = task.environment.reference, task.environment.targets[0]
-    ended = _Collected()
-    notes: tuple[str, ...] = ()
-    try:
-        evaluate_episodes(
-            BatchedPolicy(load_policy(name, task), plan.seed),
-            task,
-            plan.pairs((headline,)),
-            num_environments=plan.num_environments,
-            num_workers=plan.num_workers,
-            watches=[ended, *watches],
-        )
-    except (RolloutError, KeyboardInterrupt) as error:
-        if not ended.episodes:
-            raise
-        why = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error)
-        notes = (f"only {len(ended.episodes)} of {plan.num_episodes} episodes: {why}",)
-    return Evaluated(
-        dataset="no data set",
-        policy=name,
-        configuration=f"{name} {task.env_id}",
-        settings={},
-        environment=task.environment.name,
-        env_id=task.env_id,
-        data_env_ids=(),
-        random_return=reference.random_return,
-        expert_return=reference.expert_return,
-        headline=headline,
-        seed=None,
-        step=None,
-        mode=None,
-        checkpoint=None,
-        episodes=tuple(sorted(ended.episodes, key=lambda episode: episode.seed)),
+    return Evaluation(
+        policy=config["model"]["attention"],
+        configuration=_configuration(config, trained_for or task),
+        task=task,
+        episodes=tuple(episodes),
+        settings={**config["model"], **config["optimizer"]},
+        seed=int(config["run"]["seed"]),
+        step=step,
+        mode=mode,
+        checkpoint=str(checkpoint),
+        curve=tuple(curve),
         notes=notes,
     )
 
 
-class _Collected(Watch):
-    """Remembers the episodes that have ended."""
-
-    def __init__(self) -> None:
-        self.episodes: list[Episode] = []
-
-    def end_episode(self, episode: Episode) -> None:
-        self.episodes.append(episode)
+def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
+    """Equal for runs that differ in the seed alone."""
+    content: dict[str, Any] = {name: config[name] for name in ("model", "optimizer")}
+    content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _open(path: Path) -> tuple[Path, Checkpoint]:
-    """A checkpoint's file and content; a damaged one is not replaced by an older."""
-    if not path.is_dir():
-        return path, load_checkpoint(path)
-    file, checkpoint, problems = CheckpointFolder(path / "checkpoints").newest()
+def _newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
+    """A damaged checkpoint is not silently replaced by an older one."""
+    file, checkpoint, problems = CheckpointFolder(folder / "checkpoints").newest(mmap=True)
     if problems:
-        raise CheckpointError(
-            f"{'; '.join(problems.values())}. To evaluate the one before it all the same, name it: {file}"
-        )
+        raise CheckpointError(f"{'; '.join(problems.values())}. To evaluate the one before it, name it: {file}")
     return file, checkpoint
 
 
@@ -249,28 +157,7 @@ def _notes(file: Path, checkpoint: Checkpoint, *, in_run: bool) -> tuple[str, ..
     notes = []
     planned = checkpoint.config["optimizer"]["steps"]
     if checkpoint.step < planned:
-        notes.append(f"its training had come to step {checkpoint.step} of {planned}")
+        notes.append(f"its training had reached step {checkpoint.step} of {planned}")
     if in_run and file != CheckpointFolder(file.parent).paths()[-1]:
         notes.append(f"{file.name} is not the last checkpoint of its run")
     return tuple(notes)
-
-
-def _depends_on(trained: Trained, plan: Plan, *, mode: InferenceMode, device: torch.device) -> dict[str, Any]:
-    """What an episode depends on, besides its target and seed."""
-    return {
-        "checkpoint": trained.digest,
-        "env_id": trained.task.env_id,
-        "mode": mode,
-        "device": device.type,
-        # Elsewhere than on a CPU, all environments are one forward pass, whose size makes a difference.
-        "num_environments": None if device.type == "cpu" else plan.num_environments,
-        "inference": INFERENCE_VERSION,
-        "versions": {name: version(name) for name in ("torch", "mujoco", "gymnasium", "numpy")},
-    }
-
-
-def _curve(folder: Path | None, headline: float) -> tuple[tuple[int, float], ...]:
-    if folder is None:
-        return ()
-    name = f"{HEADLINE}/target_{headline:g}"
-    return tuple((line["step"], line[name]) for line in read_metrics(folder) if name in line)

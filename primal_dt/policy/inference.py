@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
-from primal_dt.model.transformer import TOKENS_PER_STEP, Block, DecisionTransformer
+from primal_dt.model.transformer import TOKENS_PER_STEP, Block, DecisionTransformer, ModelShape
 from primal_dt.policy.tiles import Tiles
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "StreamingInference",
     "WindowInference",
     "make_inference",
+    "require_mode",
 ]
 
 INFERENCE_VERSION = 1
@@ -35,13 +36,24 @@ ALIGNED = 16
 """Numbers of single precision in a cache line."""
 
 
+def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
+    """Check that a model can be run in a mode.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    if mode not in ("window", "streaming"):
+        raise ValueError(f"mode must be window or streaming, not {mode!r}")
+    if mode == "streaming" and (other := sorted(set(shape.layer_kinds) - {"softmax", "primal"})):
+        raise ValueError(f"streaming is for stacks of softmax and primal layers, not of {other[0]}: use mode window")
+
+
 def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
     """``window`` (exact) or ``streaming`` (each token once)."""
+    require_mode(mode, model.shape)
     if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
         return WindowInference(model, num_rows)
-    if mode == "streaming":
-        return StreamingInference(model, num_rows)
-    raise ValueError(f"mode must be window or streaming, not {mode!r}")
+    return StreamingInference(model, num_rows)
 
 
 class Inference(ABC):
@@ -267,11 +279,8 @@ def _memory_of(block: Block, context: int, num_rows: int) -> _SoftmaxMemory | _P
     layer = block.attention
     if isinstance(layer, SoftmaxAttention):
         return _SoftmaxMemory(layer, context, num_rows)
-    if isinstance(layer, CausalPrimalAttention):
-        return _PrimalMemory(layer, context, num_rows)
-    raise ValueError(
-        f"streaming is for stacks of softmax and primal layers, not of {type(layer).__name__}: use the mode window"
-    )
+    assert isinstance(layer, CausalPrimalAttention), type(layer)
+    return _PrimalMemory(layer, context, num_rows)
 
 
 def _kept(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.transformer import DecisionTransformer
-from primal_dt.policy.inference import ALIGNED, InferenceMode, make_inference
+from primal_dt.policy.inference import ALIGNED, InferenceMode, make_inference, require_mode
 from primal_dt.policy.tiles import Tiles
 
 __all__ = ["DecisionTransformerPolicy"]
@@ -50,8 +50,7 @@ class DecisionTransformerPolicy:
         mode: InferenceMode = "window",
         tile: int | Literal["auto", "all"] = "auto",
     ) -> None:
-        if mode not in CPU_TILE:
-            raise ValueError(f"mode must be window or streaming, not {mode!r}")
+        require_mode(mode, model.shape)
         self.model = model.eval()
         self.normalizer = normalizer
         self.mode = mode

@@ -6,18 +6,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from envs.datasets.checks import DataError
-from envs.datasets.load import load_dataset
-from envs.datasets.sources import find_here
-from envs.tasks import ENVIRONMENTS, DatasetName, parse_name
 from primal_dt.config import PRESETS, Config
+from primal_dt.data.names import folder_label, resolve_paths
 from primal_dt.model.transformer import ATTENTION_STACKS
 from primal_dt.sweep.job import Job, identity_of
-from primal_dt.training.run_folder import dataset_label
 
-__all__ = ["SWEEPS", "Grid", "fingerprint_of", "jobs_of", "must_download", "stand_in"]
-
-TABLE_4_TIERS = ("medium-expert", "medium", "medium-replay")
+__all__ = ["SWEEPS", "Grid", "jobs_of"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +40,12 @@ class Grid:
                 yield {"dataset": dataset, "attention": attention, "seed": seed, "rank": rank, "eta": eta}
 
 
-D4RL_TASKS = tuple(
-    str(DatasetName("d4rl", environment, tier)) for tier in TABLE_4_TIERS for environment in ENVIRONMENTS
+TABLE_4 = tuple(
+    f"{environment}-{tier}-v2"
+    for tier in ("medium-expert", "medium", "medium-replay")
+    for environment in ("hopper", "halfcheetah", "walker2d")
 )
+"""The D4RL data sets of the paper's Table 4."""
 SWEEPS: Mapping[str, Grid] = {
     "demo": Grid(
         "Built-in data, Primal.+DT and the canonical Decision Transformer, small: minutes on two cores.",
@@ -62,14 +59,14 @@ SWEEPS: Mapping[str, Grid] = {
     "table4": Grid(
         "The paper's Table 4: nine D4RL tasks, every attention stack, five seeds.",
         preset="paper",
-        datasets=D4RL_TASKS,
+        datasets=TABLE_4,
         attention=ATTENTION_STACKS,
         seeds=(0, 1, 2, 3, 4),
     ),
     "table7": Grid(
         "The paper's Table 7: Primal.+DT with rank 32, 64 and 96 on the nine D4RL tasks, five seeds.",
         preset="paper",
-        datasets=D4RL_TASKS,
+        datasets=TABLE_4,
         attention=("primal-plus",),
         seeds=(0, 1, 2, 3, 4),
         ranks=(32, 64, 96),
@@ -85,38 +82,6 @@ SWEEPS: Mapping[str, Grid] = {
 """Name -> the sweep, which flags can change."""
 
 
-def fingerprint_of(dataset: str, base: Config) -> str:
-    """Of a data set's content. It is fetched or recorded and converted for that, so that no job has to.
-
-    Raises:
-        DataError: if it cannot be had.
-    """
-    return load_dataset(dataset, env_id=base.env_id, mix_versions=base.mix_versions).store.fingerprint
-
-
-def must_download(dataset: str) -> bool:
-    """Whether a part of a data set is neither here nor built in."""
-    for name in [dataset] if Path(dataset).exists() else [part.strip() for part in dataset.split("+")]:
-        known = parse_name(name)
-        if find_here(name) is None and (known is None or known.source != "primal"):
-            return True
-    return False
-
-
-def stand_in(dataset: str) -> str:
-    """For a trial: the data set, or built-in data of its environment if it would have to be downloaded.
-
-    Raises:
-        DataError: if it is of an environment that nothing is known of.
-    """
-    if not must_download(dataset):
-        return dataset
-    known = parse_name(dataset.partition("+")[0].strip())
-    if known is None:
-        raise DataError(f"{dataset} is not here, and there is no built-in data of its kind")
-    return str(DatasetName("primal", known.environment, "medium-expert"))
-
-
 def jobs_of(
     grid: Grid, base: Config, *, out: Path, threads: int, device: str, fingerprint: Callable[[str, Config], str]
 ) -> list[Job]:
@@ -128,12 +93,12 @@ def jobs_of(
         out: the sweep's folder.
         threads: of a job.
         device: of a job.
-        fingerprint: of a data set: :func:`fingerprint_of`. It is asked once for each.
+        fingerprint: the digest of a data set's content, by its name; asked once for each.
     """
     fingerprints: dict[str, str] = {}
     jobs: dict[str, Job] = {}
     for point in grid.points():
-        dataset = _resolved(point["dataset"])
+        dataset = resolve_paths(point["dataset"])
         if dataset not in fingerprints:
             fingerprints[dataset] = fingerprint(dataset, base)
         model = replace(
@@ -154,17 +119,9 @@ def jobs_of(
 
 def _label(config: Config, preset: Config) -> str:
     """For people. It depends on the job alone: in a larger grid the same job has the same name."""
-    parts = [dataset_label(config.dataset), config.model.attention]
+    parts = [folder_label(config.dataset), config.model.attention]
     if config.model.rank != preset.model.rank:
         parts.append(f"rank{config.model.rank}")
     if config.model.eta != preset.model.eta:
         parts.append(f"eta{config.model.eta:g}")
     return "__".join(parts)
-
-
-def _resolved(dataset: str) -> str:
-    """Paths from the root on: jobs do not start where the sweep did."""
-    if Path(dataset).exists():
-        return str(Path(dataset).resolve())
-    parts = (part.strip() for part in dataset.split("+"))
-    return "+".join(str(Path(part).resolve()) if Path(part).exists() else part for part in parts)

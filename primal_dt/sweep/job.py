@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from primal_dt.config import PRESETS, Config
+from primal_dt.data.names import join_names, split_names
 from primal_dt.system.files import atomic_write
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.metrics_log import read_metrics
-from primal_dt.training.run_folder import read_config
+from primal_dt.training.run_folder import read_record
 from primal_dt.training.scalars import HEADLINE
 
 __all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
@@ -31,8 +32,8 @@ def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
         fingerprint: of the data's content.
         episodes: of the evaluation, for each target.
     """
-    parts = config.dataset.split("+")
-    dataset = "+".join(Path(part).name if Path(part).is_absolute() else part for part in parts)
+    names = split_names(config.dataset)
+    dataset = join_names(Path(name).name if Path(name).is_absolute() else name for name in names)
     content = asdict(config) | {"dataset": dataset}
     for name in WHERE_AND_HOW:
         del content["run"][name]
@@ -137,9 +138,9 @@ class Job:
     def begun_with(self) -> tuple[int, str] | None:
         """Threads and device of its run, if there is one to go on with."""
         try:
-            config, content = read_config(self.folder)
-            return int(content["threads"]), config.run.device
-        except (ValueError, KeyError):  # there is none, or not one that can be read: its programs will say so
+            record = read_record(self.folder)
+            return record.threads, record.config.run.device
+        except ValueError:  # there is none, or not one that can be read: its programs will say so
             return None
 
     def write(self, record: JobRecord) -> JobRecord:

@@ -28,6 +28,7 @@ from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.system.files import atomic_write
+from primal_dt.task import RunTask
 
 __all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint"]
 
@@ -51,8 +52,8 @@ class Checkpoint:
     """How many updates made the weights."""
     config: Mapping[str, Any]
     """How it was trained: the configuration as plain values."""
-    task: Mapping[str, Any]
-    """What it was trained for: the environment, its reference returns, the targets, the data set. Plain values."""
+    task: RunTask
+    """What it was trained for."""
     training: Mapping[str, Any]
     """The trainer's state, and what else the training wants back."""
 
@@ -80,19 +81,21 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "return_scale": checkpoint.normalizer.return_scale,
         "step": checkpoint.step,
         "config": dict(checkpoint.config),
-        "task": dict(checkpoint.task),
+        "task": checkpoint.task.to_dict(),
         "training": dict(checkpoint.training),
     }
     with atomic_write(path) as file:
         torch.save(content, file)
 
 
-def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
+def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mmap: bool = False) -> Checkpoint:
     """Read a checkpoint, or the newest whole one of a run.
 
     Args:
         path: the file, or the run's folder.
         device: where to put the tensors.
+        mmap: map the tensors into memory instead of reading them: for many checkpoints, or if only their description
+            is needed. On the CPU.
 
     Raises:
         CheckpointError: if there is none, or it is damaged, or of another version.
@@ -110,7 +113,7 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
             damaged = archive.testzip()
         if damaged is not None:
             raise CheckpointError(f"the checkpoint {path} is damaged: {damaged} has changed since it was written")
-        content = torch.load(path, map_location=device, weights_only=True)
+        content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             own = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise CheckpointError(f"the checkpoint {path} has format {own}; this version reads {FORMAT}")
@@ -131,7 +134,7 @@ def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
         ),
         step=content["step"],
         config=content["config"],
-        task=content["task"],
+        task=RunTask.from_dict(content["task"]),
         training=content["training"],
     )
 
@@ -166,7 +169,9 @@ class CheckpointFolder:
         """Take away one that cannot be read, but keep it: under another name it counts no more."""
         path.rename(path.with_name(f"{path.name}.damaged"))
 
-    def newest(self, device: torch.device | str = "cpu") -> tuple[Path, Checkpoint, dict[Path, str]]:
+    def newest(
+        self, device: torch.device | str = "cpu", *, mmap: bool = False
+    ) -> tuple[Path, Checkpoint, dict[Path, str]]:
         """The newest one that can be read, and what is wrong with those that are newer.
 
         Raises:
@@ -175,7 +180,7 @@ class CheckpointFolder:
         problems: dict[Path, str] = {}
         for path in reversed(self.paths()):
             try:
-                return path, load_checkpoint(path, device), problems
+                return path, load_checkpoint(path, device, mmap=mmap), problems
             except CheckpointError as error:
                 problems[path] = str(error)
         found = "; ".join(problems.values()) if problems else "it has none yet"

@@ -1,8 +1,8 @@
-"""What a run writes down about itself: ``metrics.jsonl``, and the same for TensorBoard.
+"""The metrics of a run: ``metrics.jsonl``, and the same for TensorBoard.
 
-``metrics.jsonl`` is the record, a line for each logging point. TensorBoard's files are made from it: when a run goes on
-from a checkpoint, what came after that is cut off the record, and the curves are written anew, so that no step is there
-twice and none is missing.
+``metrics.jsonl`` is the record, one line for each logging point. TensorBoard's files are made from it: when a run
+resumes from a checkpoint, later lines are cut off and the curves are written again, so that no step appears twice and
+none is missing.
 """
 
 import json
@@ -18,14 +18,16 @@ from torch.utils.tensorboard.summary import hparams
 
 from primal_dt.system.files import atomic_write
 
-__all__ = ["Logbook", "read_metrics"]
+__all__ = ["MetricsLog", "curve_of", "read_metrics"]
 
 METRICS = "metrics.jsonl"
 FLUSH_SECONDS = 10
+Line = dict[str, Any]
+"""``step``, ``time`` and the scalars of a logging point."""
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's record. A last line that was cut off in the middle is left out."""
+def read_metrics(folder: Path) -> list[Line]:
+    """The lines of a run's record. A last line that was cut off is skipped."""
     path = folder / METRICS
     if not path.exists():
         return []
@@ -38,37 +40,43 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-class Logbook:
-    """Writes scalars of a run.
+def curve_of(lines: Iterable[Line], name: str) -> tuple[tuple[int, float], ...]:
+    """Step and value of one scalar, where it was logged."""
+    return tuple((line["step"], line[name]) for line in lines if name in line)
+
+
+class MetricsLog:
+    """Writes the scalars of a run.
 
     Args:
-        folder: the run's.
+        folder: the run folder.
         texts: name -> Markdown, shown beside the curves.
-        until_step: forget what was written after this step. 0 for a new run.
+        until_step: drop what was written after this step. 0 for a new run.
     """
 
     def __init__(self, folder: Path, *, texts: Mapping[str, str], until_step: int = 0) -> None:
-        kept = [line for line in read_metrics(folder) if line["step"] <= until_step]
+        self.lines = [line for line in read_metrics(folder) if line["step"] <= until_step]
         with atomic_write(folder / METRICS) as file:
-            file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
+            file.writelines(json.dumps(line).encode() + b"\n" for line in self.lines)
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._file = (folder / METRICS).open("a")
         self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_SECONDS)
         for name, text in texts.items():
             self._writer.add_text(name, text, 0)
-        for line in kept:
-            self._curve(line)
+        for line in self.lines:
+            self._add_to_curves(line)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a point to the curves, and have it on disk."""
+        """Add a point to the curves, and flush it to disk."""
         line = {"step": step, "time": time.time(), **scalars}
+        self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())  # a checkpoint that follows is on disk too, and must not be ahead of the record
-        self._curve(line)
+        self._add_to_curves(line)
 
-    def _curve(self, line: Mapping[str, Any]) -> None:
+    def _add_to_curves(self, line: Line) -> None:
         for name, value in line.items():
             if name not in ("step", "time"):
                 self._writer.add_scalar(name, value, line["step"], walltime=line["time"])
@@ -76,12 +84,12 @@ class Logbook:
     def finish(
         self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str], *, first: Iterable[str] = ()
     ) -> None:
-        """Fill the table of hyper-parameters.
+        """Fill TensorBoard's table of hyper-parameters.
 
         Args:
             hyper_parameters: name -> value.
-            scores: the names of the curves whose ends it shows.
-            first: the names of the hyper-parameters that it shows before the others.
+            scores: the curves whose last values it shows.
+            first: the hyper-parameters that it shows before the others.
         """
         # SummaryWriter.add_hparams would add the scores to the curves, at step 0. The table finds them by their names.
         experiment, *session = hparams(dict(hyper_parameters), dict.fromkeys(scores, 0.0))

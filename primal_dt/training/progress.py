@@ -1,19 +1,20 @@
-"""How a run shows that it is alive: a bar in a terminal, plain lines elsewhere."""
+"""The progress of a training run: a bar in a terminal, plain lines elsewhere."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from tqdm import tqdm
 
 from primal_dt.system.terminal import SECONDS_BETWEEN_LINES
 from primal_dt.training.trainer import TrainMetrics
 
-__all__ = ["Progress"]
+__all__ = ["TrainingProgress"]
 
 
-class Progress:
+class TrainingProgress:
     """Loss, steps per second, time left and the last score.
 
     Args:
@@ -60,8 +61,10 @@ class Progress:
         """The newest normalised return."""
         self._score = f"  score {value:.1f}"
 
-    def close(self) -> None:
-        """No more to come."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

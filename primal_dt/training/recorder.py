@@ -1,147 +1,94 @@
-"""The side effects of a training run: what is evaluated, logged, saved and shown, and when."""
+"""What a training run leaves behind: its metrics, its checkpoints, and TensorBoard's table of hyper-parameters."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from primal_dt.config import Config
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Batch
-from primal_dt.evaluation.rollout import Episode, Policy
-from primal_dt.evaluation.score import summarize
-from primal_dt.policy.policy import DecisionTransformerPolicy
-from primal_dt.system.stopping import StopRequest, StopRequestedError
+from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder
-from primal_dt.training.metrics_log import Logbook, read_metrics
-from primal_dt.training.progress import Progress
-from primal_dt.training.scalars import ABOUT, HEADLINE, evaluation_scalars, spectrum_scalars, training_scalars
-from primal_dt.training.trainer import Trainer
+from primal_dt.training.metrics_log import MetricsLog, curve_of
+from primal_dt.training.scalars import ABOUT, HEADLINE, metrics_from_scalars
+from primal_dt.training.trainer import Trainer, TrainMetrics
 
-__all__ = ["Run"]
+__all__ = ["Recorder", "restore"]
 
-Evaluate = Callable[[Policy], list[Episode]]
 COMPARED = ("dataset", "attention", "seed", "rank", "eta")
 """Hyper-parameters in which runs that are compared usually differ."""
 
 
-class Run:
-    """Trains; at each logging point it adds what is due, writes it down, and saves.
+class Recorder:
+    """Logs points, then saves checkpoints; a context manager.
 
-    A point is written to the logbook before a checkpoint of its step is saved. So whatever happens in between, a run
-    that goes on from its newest checkpoint finds all points up to there, and makes the later ones again.
+    A point is logged before a checkpoint of its step is saved. So whatever happens in between, a run that resumes from
+    its newest checkpoint finds all points up to there, and makes the later ones again.
 
     Args:
-        folder: the run's, with its configuration in it.
-        config: how often to do what.
-        trainer: at its first step, or where ``checkpoint`` has left it.
-        normalizer: of the data.
-        task: facts that go into checkpoints: ``random_return`` and ``expert_return`` of the reference among them.
-        evaluate: runs a policy's episodes; it raises StopRequestedError if a stop is requested meanwhile.
-        spectrum_batch: for looking at the spectra of the layers.
-        checkpoint: that the run goes on from.
-        request: whether somebody asked to stop.
+        folder: the run folder.
+        trainer: at its first step, or where ``checkpoint`` left it.
+        normalizer: part of every checkpoint.
+        task: part of every checkpoint.
+        config: the configuration as plain values: part of every checkpoint, and shown in TensorBoard.
+        checkpoint: the one that the run resumes from.
     """
 
     def __init__(
         self,
         folder: Path,
-        config: Config,
         trainer: Trainer,
         *,
         normalizer: Normalizer,
-        task: Mapping[str, Any],
-        evaluate: Evaluate,
-        spectrum_batch: Batch,
-        checkpoint: Checkpoint | None,
-        request: StopRequest,
+        task: RunTask,
+        config: Mapping[str, Any],
+        checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.folder = folder
-        self.config = config
         self.trainer = trainer
         self.normalizer = normalizer
         self.task = task
-        self.request = request
+        self.config = config
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.saved_step = -1 if checkpoint is None else checkpoint.step
-        """Of the newest checkpoint."""
-        self.episodes: list[Episode] = []
-        """Of the last evaluation, if there was one."""
-        self._evaluate = evaluate
-        self._spectrum_batch = spectrum_batch
-        self._pending: dict[str, float] = {} if checkpoint is None else dict(checkpoint.training["pending"])
-        """Scalars of a point that a stop left unfinished: its evaluation is still to be done."""
-        self._logbook = Logbook(
+        """The step of the newest checkpoint."""
+        pending: Mapping[str, float] = {} if checkpoint is None else checkpoint.training["pending"]
+        self.unfinished: list[TrainMetrics] = [metrics_from_scalars(trainer.step, pending)] if pending else []
+        """The point whose evaluation a stop interrupted, if any: it comes before those of the trainer."""
+        self._is_saved_whole = not pending
+        self._log = MetricsLog(
             folder,
-            texts={"about": ABOUT, "config": f"```json\n{json.dumps(asdict(config), indent=2)}\n```"},
-            until_step=trainer.step - bool(self._pending),
+            texts={"about": ABOUT, "config": f"```json\n{json.dumps(config, indent=2)}\n```"},
+            until_step=trainer.step - bool(pending),
         )
-        self._progress = Progress(steps=config.optimizer.steps, done=trainer.step)
 
-    def train(self) -> None:
-        """Train to the end, or until a stop is requested, and leave a checkpoint behind.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._log.close()
+
+    @property
+    def score_curve(self) -> tuple[tuple[int, float], ...]:
+        """Step and normalized return at the headline target, of every evaluation so far."""
+        return curve_of(self._log.lines, HEADLINE)
+
+    def log(self, scalars: Mapping[str, float]) -> None:
+        """Write the point of the trainer's step."""
+        self._log.write(self.trainer.step, scalars)
+
+    def save(self, *, unfinished: Mapping[str, float] | None = None) -> None:
+        """Save a checkpoint of the trainer's step, unless there is one.
+
+        Args:
+            unfinished: the scalars of this step's point, if it could not be logged: a resumed run completes it.
 
         Raises:
-            BadLossError: if the loss is no longer finite. What was saved before is good.
+            BadLossError: if a weight is not finite. Nothing is written then.
         """
-        try:
-            if self._pending:
-                self._finish_point(self._pending)
-            for metrics in self.trainer:
-                self._progress.update(metrics)
-                self._finish_point(training_scalars(metrics))
-            if not self._pending and self.trainer.step != self.saved_step:
-                self._save()
-            if self.trainer.step == self.config.optimizer.steps and not self._pending:
-                self._logbook.finish(_flat(asdict(self.config)), self._names_of_scores(), first=COMPARED)
-        finally:
-            self._progress.close()
-            self._logbook.close()
-
-    def last_good_checkpoint(self) -> str:
-        """Its path, or that there is none."""
-        return "none: no step was saved yet" if self.saved_step < 0 else str(self.checkpoints.path(self.saved_step))
-
-    def _finish_point(self, scalars: dict[str, float]) -> None:
-        step, last = self.trainer.step, self.trainer.step == self.config.optimizer.steps
-        assert not self._pending or self._pending is scalars  # a point that waits must not be forgotten
-        self._pending = {}
-        try:
-            scalars = scalars | self._evaluation(last) | self._spectra()
-        except StopRequestedError:  # who goes on with the run will finish this point
-            self._pending = scalars
-            self._save()
+        if self.trainer.step == self.saved_step and self._is_saved_whole and not unfinished:
             return
-        self._logbook.write(step, scalars)
-        if last or step % self.config.run.save_every_steps == 0:
-            self._save()
-
-    def _evaluation(self, last: bool) -> dict[str, float]:
-        """Scalars of rollouts, if they are due."""
-        every = self.config.evaluation.eval_every_steps
-        if not every or not (last or self.trainer.step % every == 0):
-            return {}
-        policy = DecisionTransformerPolicy(self.trainer.model, self.normalizer)
-        with self._progress.evaluating():
-            self.episodes = self._evaluate(policy)
-        summaries = summarize(
-            self.episodes, random_return=self.task["random_return"], expert_return=self.task["expert_return"]
-        )
-        scalars = evaluation_scalars(summaries)
-        self._progress.score(scalars[HEADLINE])
-        return scalars
-
-    def _spectra(self) -> dict[str, float]:
-        """Scalars of the layers' kernels, if they are due."""
-        every = self.config.run.spectrum_every_steps
-        return (
-            spectrum_scalars(self.trainer.model, self._spectrum_batch)
-            if every and not self.trainer.step % every
-            else {}
-        )
-
-    def _save(self) -> None:
         self.trainer.check()
         model = self.trainer.model
         self.checkpoints.save(
@@ -150,21 +97,49 @@ class Run:
                 weights=model.state_dict(),
                 normalizer=self.normalizer,
                 step=self.trainer.step,
-                config=asdict(self.config),
+                config=self.config,
                 task=self.task,
-                training={"trainer": self.trainer.state_dict(), "pending": self._pending},
+                training={"trainer": self.trainer.state_dict(), "pending": dict(unfinished or {})},
             )
         )
-        self.saved_step = self.trainer.step
+        self.saved_step, self._is_saved_whole = self.trainer.step, not unfinished
 
-    def _names_of_scores(self) -> list[str]:
-        """The headline first. From the record, since the last evaluation may have been in an earlier process."""
-        names = [name for name in read_metrics(self.folder)[-1] if name.startswith(("eval/", "train/action_mse"))]
-        return sorted(names, key=lambda name: (name != HEADLINE, name))
+    def finish(self) -> None:
+        """Fill TensorBoard's table of hyper-parameters, after the last step."""
+        names = [name for name in self._log.lines[-1] if name.startswith(("eval/", "train/action_mse"))]
+        names.sort(key=lambda name: (name != HEADLINE, name))
+        self._log.finish(_flat(self.config), names, first=COMPARED)
+
+    def last_checkpoint(self) -> str:
+        """The path of the newest checkpoint, or that there is none."""
+        return "none: no step was saved yet" if self.saved_step < 0 else str(self.checkpoints.path(self.saved_step))
+
+
+def restore(trainer: Trainer, folder: Path, *, on_problem: Callable[[str], None] | None = None) -> Checkpoint | None:
+    """Load the newest readable checkpoint of a run, if it has one.
+
+    Args:
+        trainer: gets the weights and its own state back.
+        folder: the run folder.
+        on_problem: told of damaged checkpoints, which are then set aside. If not given, they stay where they are.
+    """
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    if not checkpoints.paths():
+        if on_problem is not None:
+            on_problem(f"{folder} has no checkpoint yet: training starts again from step 0")
+        return None
+    path, checkpoint, problems = checkpoints.newest(trainer.device)
+    if on_problem is not None:
+        for damaged, problem in problems.items():
+            on_problem(f"{problem}; resuming from {path.name}")
+            checkpoints.set_aside(damaged)
+    trainer.model.load_state_dict(dict(checkpoint.weights))
+    trainer.load_state_dict(dict(checkpoint.training["trainer"]))
+    return checkpoint
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """Nested values under their own names, as the table of hyper-parameters takes them."""
+    """Nested values under their own names, as TensorBoard's table takes them."""
     flat: dict[str, str | float | bool] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -1,18 +1,18 @@
 """Names of what is logged: the same in ``metrics.jsonl``, in TensorBoard and in the docs."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 
 from primal_dt.attention import PrimalAttention, model_spectra
 from primal_dt.data.sampler import Batch
-from primal_dt.evaluation.score import TargetSummary
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.training.trainer import TrainMetrics
 
-__all__ = ["ABOUT", "HEADLINE", "evaluation_scalars", "spectrum_scalars", "training_scalars"]
+__all__ = ["ABOUT", "HEADLINE", "metrics_from_scalars", "spectrum_scalars", "training_scalars"]
 
 HEADLINE = "eval/normalized_return"
+OBJECTIVE = "train/J/layer_"
 
 ABOUT = """
 | curve | what it is |
@@ -40,19 +40,22 @@ def training_scalars(metrics: TrainMetrics) -> dict[str, float]:
         "train/learning_rate": metrics.learning_rate,
         "train/steps_per_second": metrics.steps_per_second,
     }
-    return scalars | {f"train/J/layer_{layer}": value for layer, value in metrics.objectives.items()}
+    return scalars | {f"{OBJECTIVE}{layer}": value for layer, value in metrics.objectives.items()}
 
 
-def evaluation_scalars(summaries: Iterable[TargetSummary]) -> dict[str, float]:
-    """Of an evaluation; the first target is the headline."""
-    scalars: dict[str, float] = {}
-    for summary in summaries:
-        scalars.setdefault(HEADLINE, summary.normalized_mean)
-        target = f"target_{summary.target:g}"
-        scalars[f"eval/return/{target}"] = summary.return_mean
-        scalars[f"{HEADLINE}/{target}"] = summary.normalized_mean
-        scalars[f"eval/length/{target}"] = summary.length_mean
-    return scalars
+def metrics_from_scalars(step: int, scalars: Mapping[str, float]) -> TrainMetrics:
+    """The inverse of :func:`training_scalars`."""
+    layers = {name.rpartition("_")[2]: value for name, value in scalars.items() if name.startswith(OBJECTIVE)}
+    return TrainMetrics(
+        step=step,
+        loss=scalars["train/loss"],
+        action_mse=scalars["train/action_mse"],
+        penalty=scalars["train/penalty"],
+        gradient_norm=scalars["train/gradient_norm"],
+        objectives={int(layer): value for layer, value in layers.items()},
+        learning_rate=scalars["train/learning_rate"],
+        steps_per_second=scalars["train/steps_per_second"],
+    )
 
 
 def spectrum_scalars(model: DecisionTransformer, batch: Batch) -> dict[str, float]:

@@ -137,12 +137,12 @@ class Trainer:
                     layer.lam.requires_grad_(False)
         self._learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizers = make_optimizers(model, config)
-        run: nn.Module = model
+        network: nn.Module = model
         if config.compile:
-            run = torch.compile(model)  # type: ignore[assignment]
+            network = torch.compile(model)  # type: ignore[assignment]
         if self._num_processes > 1:
-            run = DistributedDataParallel(run, device_ids=None if self.device.type == "cpu" else [self.device])
-        self._run = run
+            network = DistributedDataParallel(network, device_ids=None if self.device.type == "cpu" else [self.device])
+        self._network = network
         self._threads: ThreadPoolExecutor | None = None
         self.num_shards = self._choose_shards()
         if self.num_shards > 1:
@@ -166,14 +166,14 @@ class Trainer:
         """Train until the last step, or until :meth:`stop`."""
         if self._all_stop():
             return
-        self._run.train()
+        self._network.train()
         start, first = time.perf_counter(), self.step
         for batch in prefetch(self.sampler, range(self.step, self.config.steps), self.device):
             self.update(batch)
             if self._is_point():
                 self.check()  # waits for the device, before the clock is read
                 yield self.metrics((self.step - first) / (time.perf_counter() - start))
-                self._run.train()
+                self._network.train()
                 start, first = time.perf_counter(), self.step
             if self._all_stop():
                 return
@@ -276,13 +276,13 @@ class Trainer:
 
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
         with torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext():
-            output = self._run(part, with_objective=self.eta > 0)
+            output = self._network(part, with_objective=self.eta > 0)
             return loss_terms(output, part, eta=self.eta, num_valid=num_valid, num_sequences=self.sampler.batch_size)
 
     def _without_sync(self, more_to_come: bool) -> Any:
         """Gradients are exchanged with the last part of a batch only."""
-        if more_to_come and isinstance(self._run, DistributedDataParallel):
-            return self._run.no_sync()
+        if more_to_come and isinstance(self._network, DistributedDataParallel):
+            return self._network.no_sync()
         return nullcontext()
 
     def _vector(self, loss: LossTerms) -> Tensor:

@@ -7,8 +7,8 @@ from benchmarks import scale
 from benchmarks.roofline import Gpu, Step, Watch, Work, step_of
 from primal_dt.config import PRESETS
 from primal_dt.model.transformer import ModelShape
+from primal_dt.sweep.estimate import makespan
 from primal_dt.sweep.grid import SWEEPS
-from primal_dt.sweep.plan import makespan
 
 
 def test_work_is_that_of_operations_and_not_of_views() -> None:

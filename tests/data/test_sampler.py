@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Batch, Trajectories, Trajectory, Weighting, WindowSampler, prefetch, returns_to_go
+from primal_dt.data.sampler import Batch, Weighting, WindowSampler, prefetch
+from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
 
 STATE, ACTION = 3, 2
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primal_dt.data.sampler import Trajectory, WindowSampler
+from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.store import StoreError, open_store, write_store
+from primal_dt.data.trajectories import Trajectory
 
 
 def episodes(lengths: list[int], seed: int = 0, width: int = 3) -> list[Trajectory]:

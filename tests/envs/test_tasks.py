@@ -3,17 +3,20 @@
 import numpy as np
 import pytest
 
-from envs.tasks import ENVIRONMENTS, KNOWN_NAMES, DatasetName, Reference, Unit, parse_name, require_one_unit, task_of
+from envs.datasets.names import KNOWN_NAMES, DatasetName, parse_name
+from envs.tasks import ENVIRONMENTS, task_of
+from primal_dt.evaluation.score import normalized
+from primal_dt.task import Reference, RunTask
 
 
 def test_scores_are_those_of_d4rl() -> None:
     """The ends of the scale, and the mean returns of D4RL's medium v2 data, worked out by hand."""
     for environment in ENVIRONMENTS.values():
         reference = environment.reference
-        np.testing.assert_allclose(reference.score([reference.random_return, reference.expert_return]), [0, 100])
-    assert ENVIRONMENTS["hopper"].reference.score(1422).item() == pytest.approx(44.3, abs=0.05)
-    assert ENVIRONMENTS["halfcheetah"].reference.score(4770).item() == pytest.approx(40.7, abs=0.05)
-    assert ENVIRONMENTS["walker2d"].reference.score(2852).item() == pytest.approx(62.1, abs=0.05)
+        ends = [reference.random_return, reference.expert_return]
+        np.testing.assert_allclose(normalized(ends, reference), [0, 100])
+    for name, mean, score in (("hopper", 1422, 44.3), ("halfcheetah", 4770, 40.7), ("walker2d", 2852, 62.1)):
+        assert normalized(mean, ENVIRONMENTS[name].reference).item() == pytest.approx(score, abs=0.05)
 
 
 def test_targets_and_references_are_the_published_ones() -> None:
@@ -29,8 +32,8 @@ def test_targets_and_references_are_the_published_ones() -> None:
 
 
 def test_a_score_is_linear_in_the_return() -> None:
-    reference = Reference(-50.0, 150.0, "made up")
-    np.testing.assert_allclose(reference.score([[-50, 50], [150, 250]]), [[0, 50], [100, 150]])
+    scores = normalized([[-50, 50], [150, 250]], Reference(-50.0, 150.0))
+    np.testing.assert_allclose(scores, [[0, 50], [100, 150]])
 
 
 @pytest.mark.parametrize(
@@ -87,13 +90,19 @@ def test_an_unknown_environment_is_told_what_there_is(env_id: str) -> None:
         task_of(env_id)
 
 
-def test_units_are_not_mixed() -> None:
-    old, new = DatasetName("d4rl", "hopper", "medium").task, DatasetName("primal", "hopper", "medium").task
-    assert require_one_unit([old.unit, DatasetName("d4rl", "hopper", "expert").task.unit]) == old.unit
-    with pytest.raises(ValueError, match=r"different units .*Hopper-v4, 0 at a return of -20\.2723.*; Hopper-v5"):
-        require_one_unit([old.unit, new.unit])
-    other = Unit(new.env_id, Reference(0.0, 3000.0, "another table"))
-    with pytest.raises(ValueError, match="different units"):
-        require_one_unit([new.unit, other])
-    with pytest.raises(ValueError, match="no score"):
-        require_one_unit([])
+def test_the_headline_comes_first_whatever_is_asked_for() -> None:
+    task = task_of("Hopper-v5")
+    assert task.run_task().targets == (3600, 1800)
+    assert task.run_task([100.0, 3600.0]).targets == (3600, 100)
+    assert task.run_task([100.0]).headline == 3600
+
+
+def test_a_run_task_survives_being_stored() -> None:
+    task = task_of("Walker2d-v4", "medium").run_task([7.0], dataset="a", data_env_ids=["b", "a", "b"], fingerprint="f")
+    assert task.data_env_ids == ("a", "b")
+    assert task.environment == "walker2d"
+    assert RunTask.from_dict(task.to_dict()) == task
+
+
+def test_a_unit_names_version_and_references() -> None:
+    assert task_of("Hopper-v4").run_task().unit == "Hopper-v4, 0 at a return of -20.2723, 100 at 3234.3"

@@ -4,14 +4,16 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from primal_dt.evaluation.plots import plot_report
-from primal_dt.evaluation.report import Evaluated, Report
+from primal_dt.evaluation.report import Evaluation, Report
 from primal_dt.evaluation.report_files import cells_table, results_table, runs_table, tasks_table, write_report
 from primal_dt.evaluation.rollout import Episode
+from primal_dt.task import Reference, RunTask
 
 RANDOM, EXPERT = -20.272305, 3234.3
 
@@ -23,25 +25,19 @@ def run(
     low_scores: tuple[float, ...] = (),
     dataset: str = "hopper-medium-v2",
     policy: str = "primal-plus",
-    **changes: object,
-) -> Evaluated:
+    **changes: Any,
+) -> Evaluation:
     """Episodes with these normalised returns, at the headline and, perhaps, at another target."""
 
     def episodes(target: float, own: tuple[float, ...]) -> list[Episode]:
         returns = [RANDOM + score / 100 * (EXPERT - RANDOM) for score in own]
         return [Episode(target, 100 + i, total, 10 + i) for i, total in enumerate(returns)]
 
-    evaluated = Evaluated(
-        dataset=dataset,
+    evaluation = Evaluation(
         policy=policy,
         configuration=f"c {dataset} {policy}",
         settings={"context": 10, "lr": 0.1},
-        environment="hopper",
-        env_id="Hopper-v4",
-        data_env_ids=("Hopper-v4",),
-        random_return=RANDOM,
-        expert_return=EXPERT,
-        headline=3600.0,
+        task=RunTask("Hopper-v4", "medium", dataset, ("Hopper-v4",), "f", (3600.0, 1800.0), Reference(RANDOM, EXPERT)),
         seed=seed,
         step=1000,
         mode="window",
@@ -49,7 +45,10 @@ def run(
         episodes=(*episodes(1800.0, low_scores), *episodes(3600.0, scores)),
         curve=((500, 10.0 * (seed or 0)), (1000, 20.0)),
     )
-    return replace(evaluated, **changes)  # type: ignore[arg-type]
+    for name in ("env_id", "data_env_ids", "reference"):
+        if name in changes:
+            evaluation = replace(evaluation, task=replace(evaluation.task, **{name: changes.pop(name)}))
+    return replace(evaluation, **changes)
 
 
 def test_a_result_is_the_mean_over_seeds_of_the_means_over_episodes() -> None:
@@ -83,12 +82,12 @@ def test_only_what_differs_in_its_seed_alone_is_one_group() -> None:
         replace(base, configuration="d"),
         replace(base, mode="streaming"),
         replace(base, policy="softmax"),
-        replace(base, env_id="Hopper-v5"),
-        replace(base, expert_return=1.0),
+        run(env_id="Hopper-v5"),
+        run(reference=Reference(RANDOM, 1.0)),
     ]
     assert [len(group.runs) for group in Report.of([base, *others]).groups] == [2, 1, 1, 1, 1, 1]
     # One file under two names is one data set.
-    assert len(Report.of([base, replace(base, seed=1, dataset="./same")]).groups) == 1
+    assert len(Report.of([base, replace(base, seed=1, task=replace(base.task, dataset="./same"))]).groups) == 1
 
 
 def test_one_experiment_does_not_count_twice() -> None:
@@ -151,7 +150,7 @@ def test_averages_are_over_tasks_of_one_version() -> None:
     assert (average.mean, average.is_few) == (20, True)
     assert "20.0† (of 2)" in tasks_table(Report.of(tasks)).splitlines()[-1]
     # Another pair of reference returns for one environment is another unit.
-    assert Report.of([tasks[0], replace(tasks[1], expert_return=1.0)]).averages() == []
+    assert Report.of([tasks[0], run(dataset="b", reference=Reference(RANDOM, 1.0))]).averages() == []
     assert Report.of(tasks).warnings == []
     unlike = [*tasks, run(dataset="d", policy="softmax")]
     assert "averages in v4 are over different tasks" in Report.of(unlike).warnings[0]
@@ -201,12 +200,11 @@ def test_every_run_is_there_with_its_spread() -> None:
 
 
 def test_the_files_have_everything(tmp_path: Path) -> None:
-    report = Report.of([run(0, low_scores=(1.0,) * 3), run(1, low_scores=(3.0,) * 3)], facts={"commit": "abc"})
-    plots = plot_report(report, tmp_path)
-    assert [plot.name for plot in plots] == ["scores.png", "targets.png", "profiles.png", "curves.png"]
+    report = Report.of([run(0, low_scores=(1.0,) * 3), run(1, low_scores=(3.0,) * 3)], provenance={"commit": "abc"})
+    page = write_report(report, tmp_path).read_text()
+    plots = sorted(tmp_path.glob("*.png"))
+    assert {plot.stem for plot in plots} == {"scores", "targets", "profiles", "curves"}
     assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
-    write_report(report, tmp_path, plots=plots)
-    page = (tmp_path / "report.md").read_text()
     assert results_table(report) in page
     assert "* commit: abc" in page
     assert all(f"({plot.name})" in page for plot in plots)
@@ -214,7 +212,7 @@ def test_the_files_have_everything(tmp_path: Path) -> None:
     assert [(row["target"], row["headline"]) for row in rows] == [("3600.0", "True"), ("1800.0", "False")]
     assert [float(row["normalized_mean"]) for row in rows] == pytest.approx([50, 2])
     content = json.loads((tmp_path / "report.json").read_text())
-    assert content["facts"] == {"commit": "abc"}
+    assert content["provenance"] == {"commit": "abc"}
     assert content["groups"][0]["profile"] == {str(t): float(t < 50) for t in range(0, 121, 10)}
     episodes = [episode for each in content["groups"][0]["runs"] for episode in each["episodes"]]
     assert len(episodes) == 30

@@ -10,6 +10,7 @@ import pytest
 from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
 from primal_dt.evaluation.score import normalized, summarize, summary_table
 from primal_dt.evaluation.vector import Environments
+from primal_dt.task import Reference
 
 
 class Countdown:
@@ -204,12 +205,13 @@ def test_environments_answer_in_the_order_of_the_numbers() -> None:
 
 def test_a_summary_has_the_means_and_d4rls_scores() -> None:
     episodes = [Episode(3600.0, 0, 1000.0, 10), Episode(1800.0, 0, 500.0, 5), Episode(3600.0, 1, 2000.0, 30)]
-    first, second = summarize(episodes, random_return=-20.272305, expert_return=3234.3)
+    reference = Reference(-20.272305, 3234.3)
+    first, second = summarize(episodes, reference)
     assert (first.target, first.num_episodes, first.return_mean, first.return_std) == (3600, 2, 1500, 500)
     assert first.normalized_mean == pytest.approx(100 * 1520.272305 / 3254.572305)
     assert first.normalized_std == pytest.approx(100 * 500 / 3254.572305)
     assert (second.target, second.num_episodes, second.length_mean) == (1800, 1, 5)
-    assert normalized([-20.272305, 3234.3], random_return=-20.272305, expert_return=3234.3) == pytest.approx([0, 100])
+    assert normalized([-20.272305, 3234.3], reference) == pytest.approx([0, 100])
     table = summary_table([first, second])
     assert "1500 ± 500" in table
     assert "46.7 ± 15.4" in table

@@ -152,7 +152,7 @@ def test_what_is_asked_for_is_made_or_refused() -> None:
     assert isinstance(make_inference("window", make(), 2), WindowInference)
     assert isinstance(make_inference("streaming", make(), 2), StreamingInference)
     with pytest.raises(
-        ValueError, match="streaming is for stacks of softmax and primal layers, not of LinearAttention"
+        ValueError, match="streaming is for stacks of softmax and primal layers, not of linear: use mode window"
     ):
         make_inference("streaming", make("linear"), 2)
     with pytest.raises(ValueError, match="mode must be window or streaming, not 'fast'"):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Trajectories, Trajectory, WindowSampler
+from primal_dt.data.sampler import WindowSampler
+from primal_dt.data.trajectories import Trajectories, Trajectory
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode, WindowInference
 from primal_dt.policy.policy import DecisionTransformerPolicy

@@ -13,6 +13,7 @@ import torch
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.task import Reference, RunTask
 from primal_dt.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -32,7 +33,7 @@ def make(step: int = 5) -> Checkpoint:
         normalizer=Normalizer(np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32), 1000.0),
         step=step,
         config={"run": {"seed": 3}},
-        task={"env_id": "Hopper-v5", "targets": [3600.0]},
+        task=RunTask("Hopper-v5", None, "data", ("Hopper-v5",), "f", (3600.0,), Reference(0.0, 1.0)),
         training={"trainer": {"step": step, "sums": torch.arange(3.0)}, "pending": {}},
     )
 
@@ -98,8 +99,8 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match=r"a\.pt is damaged or not a checkpoint"):
         load_checkpoint(path)
-    middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    place = whole.index(make().weights["head.weight"].numpy().tobytes())
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     with pytest.raises(CheckpointError, match=r"a\.pt is damaged"):
         load_checkpoint(path)
     path.write_bytes(b"")

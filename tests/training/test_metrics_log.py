@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from primal_dt.training.metrics_log import Logbook, read_metrics
+from primal_dt.training.metrics_log import MetricsLog, read_metrics
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
@@ -17,7 +17,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_points_are_in_the_record_and_in_the_curves(tmp_path: Path) -> None:
-    logbook = Logbook(tmp_path, texts={"about": "a run"})
+    logbook = MetricsLog(tmp_path, texts={"about": "a run"})
     logbook.write(10, {"train/loss": 1.0})
     logbook.write(20, {"train/loss": 0.5, "eval/return": 7.0})
     assert [line["step"] for line in read_metrics(tmp_path)] == [10, 20]  # on disk at once
@@ -26,13 +26,13 @@ def test_points_are_in_the_record_and_in_the_curves(tmp_path: Path) -> None:
 
 
 def test_going_on_forgets_what_came_after(tmp_path: Path) -> None:
-    logbook = Logbook(tmp_path, texts={})
+    logbook = MetricsLog(tmp_path, texts={})
     for step in (10, 20, 30):
         logbook.write(step, {"train/loss": float(step)})
     logbook.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "trai')  # killed while writing
-    again = Logbook(tmp_path, texts={}, until_step=20)
+    again = MetricsLog(tmp_path, texts={}, until_step=20)
     again.write(30, {"train/loss": 3.0})
     again.close()
     lines = read_metrics(tmp_path)
@@ -41,7 +41,7 @@ def test_going_on_forgets_what_came_after(tmp_path: Path) -> None:
 
 
 def test_hyper_parameters_are_in_the_table(tmp_path: Path) -> None:
-    logbook = Logbook(tmp_path, texts={"config": "all of it"})
+    logbook = MetricsLog(tmp_path, texts={"config": "all of it"})
     logbook.write(1, {"eval/normalized_return": 5.0})
     logbook.finish({"attention": "softmax", "bf16": False, "lr": 0.1}, ["eval/normalized_return"], first=["lr", "seed"])
     logbook.close()

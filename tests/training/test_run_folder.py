@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
-from primal_dt.training.run_folder import new_run_folder, read_config, write_config
+from primal_dt.task import Reference, RunTask
+from primal_dt.training.run_folder import DataPart, RunRecord, make_run_folder, read_record, write_record
+
+TASK = RunTask("Hopper-v5", None, "data", ("Hopper-v5",), "f", (3600.0,), Reference(0.0, 1.0))
+
+
+def record_of(config: Config) -> RunRecord:
+    return RunRecord(config, TASK, (DataPart("data", "/data"),), threads=2, device="cpu", num_parameters=7)
 
 
 @pytest.mark.parametrize(
@@ -21,46 +28,45 @@ from primal_dt.training.run_folder import new_run_folder, read_config, write_con
     ],
 )
 def test_a_run_is_named_after_what_it_is(tmp_path: Path, dataset: str, name: str) -> None:
-    folder = new_run_folder(tmp_path / "runs", dataset=dataset, attention="primal-plus", seed=3)
+    folder = make_run_folder(tmp_path / "runs", None, dataset=dataset, attention="primal-plus", seed=3)
     assert folder.parent == tmp_path / "runs"
     assert re.fullmatch(rf"{re.escape(name)}__primal-plus__s3__\d{{8}}-\d{{6}}", folder.name)
 
 
 def test_a_run_never_takes_anothers_folder(tmp_path: Path) -> None:
-    names = {new_run_folder(tmp_path, dataset="a", attention="b", seed=0) for _ in range(5)}
+    names = {make_run_folder(tmp_path, None, dataset="a", attention="b", seed=0) for _ in range(5)}
     assert len(names) == 5
 
 
 def test_a_flag_that_an_older_run_did_not_know_has_its_default(tmp_path: Path) -> None:
     config = Config(optimizer=OptimizerConfig(shards=3, steps=7))
-    write_config(tmp_path, config, {})
+    write_record(tmp_path, record_of(config))
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     del content["config"]["optimizer"]["shards"]
     path.write_text(json.dumps(content))
-    assert read_config(tmp_path)[0] == Config(optimizer=OptimizerConfig(steps=7))
+    assert read_record(tmp_path).config == Config(optimizer=OptimizerConfig(steps=7))
 
 
 def test_a_configuration_comes_back(tmp_path: Path) -> None:
     for _, preset in PRESETS.values():
         config = replace(preset, evaluation=replace(preset.evaluation, targets=(1.0, 2.5)))
-        write_config(tmp_path, config, {"threads": 2})
-        again, content = read_config(tmp_path)
-        assert again == config
-        assert content["threads"] == 2
-        assert content["versions"]["torch"]
-        assert isinstance(content["command"], list)
+        record = record_of(config)
+        write_record(tmp_path, record)
+        assert read_record(tmp_path) == record
+        assert record.provenance["versions"]["torch"]
+        assert isinstance(record.provenance["command"], list)
 
 
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a run: there is no config\.json in it"):
-        read_config(tmp_path / "nowhere")
+        read_record(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read by this version"):
-        read_config(tmp_path)
+        read_record(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"config": {"dataset": "x"}}))
     with pytest.raises(ValueError, match="cannot be read by this version"):
-        read_config(tmp_path)
+        read_record(tmp_path)
 
 
 @pytest.mark.parametrize(

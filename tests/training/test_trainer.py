@@ -12,7 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from primal_dt.config import OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Batch, Trajectories, Trajectory, WindowSampler
+from primal_dt.data.sampler import Batch, WindowSampler
+from primal_dt.data.trajectories import Trajectories, Trajectory
 from primal_dt.model.objective import LossTerms, loss_terms
 from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelOutput, ModelShape
 from primal_dt.training import trainer as trainer_module

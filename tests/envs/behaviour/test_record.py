@@ -9,11 +9,12 @@ import pytest
 from envs.behaviour.policies import UniformPolicy
 from envs.behaviour.recipes import STANDARD_STEPS, Ingredient, builtin_recipe
 from envs.behaviour.record import record, run_episode
-from envs.datasets.checks import ActionBox, DataError
 from envs.datasets.minari import open_minari
+from envs.datasets.names import DatasetName
+from envs.errors import DataError
 from envs.make import make_environment
-from envs.tasks import DatasetName, task_of
-from primal_dt.data.sampler import Trajectory
+from envs.tasks import ActionBox, task_of
+from primal_dt.data.trajectories import Trajectory
 
 HOPPER = task_of("Hopper-v5")
 UNIFORM = UniformPolicy(ActionBox(-1.0, 1.0), 3)

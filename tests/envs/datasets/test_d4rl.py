@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from envs.datasets import d4rl
-from envs.datasets.checks import ActionBox, DataError
 from envs.datasets.d4rl import _episode_offsets, open_d4rl
-from primal_dt.data.sampler import Trajectory
+from envs.errors import DataError
+from envs.tasks import ActionBox
 from primal_dt.data.store import write_store
+from primal_dt.data.trajectories import Trajectory
 
 BOX = ActionBox(-1.0, 1.0)
 

@@ -11,7 +11,6 @@ import minari
 import numpy as np
 import pytest
 
-from envs.datasets.checks import ActionBox, DataError
 from envs.datasets.minari import (
     EPISODES_PER_OPEN,
     STEPS_PER_WRITE,
@@ -22,8 +21,9 @@ from envs.datasets.minari import (
     staged,
     write_minari,
 )
-from envs.tasks import task_of
-from primal_dt.data.sampler import Trajectory
+from envs.errors import DataError
+from envs.tasks import ActionBox, task_of
+from primal_dt.data.trajectories import Trajectory
 from tests.envs.files import recorded_episodes, write_small_minari
 
 BOX = ActionBox(-1.0, 1.0)

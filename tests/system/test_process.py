@@ -7,7 +7,7 @@ import pytest
 
 COUNT = """
 import resource, torch
-from primal_dt.system.memory import keep_freed_memory
+from primal_dt.system.process import keep_freed_memory
 assert keep_freed_memory()
 torch.set_num_threads(1)
 def step():

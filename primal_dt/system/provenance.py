@@ -1,0 +1,43 @@
+"""How a result was made: the command, the commit, the versions."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["commit", "provenance", "versions"]
+
+PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "minari")
+
+
+def provenance() -> dict[str, Any]:
+    """The command, the commit and the versions, as JSON."""
+    return {"command": sys.argv, "commit": commit(), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that affect a result."""
+    found = {"python": platform.python_version()}
+    for package in ("primal-dt", *PACKAGES):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def commit() -> str | None:
+    """The git commit of this code, with a plus sign if files differ from it; None outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
