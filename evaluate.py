@@ -20,7 +20,7 @@ from typing import Annotated
 import torch
 import tyro
 
-from envs.behaviour.policies import BatchedPolicy, load_policy
+from envs.behavior.policies import BatchedPolicy, load_policy
 from envs.errors import DataError
 from envs.make import check_environment, make_arena
 from envs.published import TABLE_4
@@ -119,7 +119,7 @@ def main() -> int:
     try:
         config = tyro.cli(Config, description=__doc__)
         check_writable(config.folder)
-        evaluations, failures = evaluate_behaviour(config) if config.policy else evaluate_runs(config)
+        evaluations, failures = evaluate_behavior(config) if config.policy else evaluate_runs(config)
         if evaluations:
             report = Report.of(
                 evaluations,
@@ -217,8 +217,8 @@ def without_repeats(runs: list[TrainedRun]) -> list[TrainedRun]:
     return list(first.values())
 
 
-def evaluate_behaviour(config: Config) -> tuple[list[Evaluation], list[str]]:
-    """A behaviour policy: the ends of the scale."""
+def evaluate_behavior(config: Config) -> tuple[list[Evaluation], list[str]]:
+    """A behavior policy: the ends of the scale."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
     policy = BatchedPolicy(load_policy(name, task), config.seed)

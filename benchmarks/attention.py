@@ -263,7 +263,7 @@ def save_plot(columns: Sequence[Column], path: Path) -> None:
     panels = figure.subplots(2, 2, sharex=True, sharey="row")
     labels = list(dict.fromkeys(variant.label for variant in variants()))
     others = [label for label in labels if "primal" not in label]
-    colours = {label: colormaps["tab20"](number) for number, label in enumerate(others)}
+    colors = {label: colormaps["tab20"](number) for number, label in enumerate(others)}
     lengths = [column.length for column in columns]
     for causal in (False, True):
         top, bottom = panels[0, int(causal)], panels[1, int(causal)]
@@ -271,7 +271,7 @@ def save_plot(columns: Sequence[Column], path: Path) -> None:
             own = [c for column in columns for c in column.cells if c.variant == Variant(label, causal) and c.timing]
             ours = label.startswith("primal")
             style: dict[str, Any] = {
-                "color": colours.get(label, "black"),
+                "color": colors.get(label, "black"),
                 "linestyle": ":" if label == "primal, data-independent" else "-",
                 "linewidth": 2.5 if ours else 1.2,
                 "marker": "o",

@@ -17,7 +17,7 @@ from benchmarks.encoder import Encoder, EncoderShape, classification_loss
 from primal_dt.system.files import atomic_write
 
 __all__ = [
-    "LabelledBatch",
+    "LabeledBatch",
     "Losses",
     "Sequences",
     "accuracy",
@@ -35,7 +35,7 @@ FACTS, WEIGHTS = "encoder.json", "weights.pt"
 """Files of a training that came to its end."""
 
 
-class LabelledBatch(NamedTuple):
+class LabeledBatch(NamedTuple):
     """Sequences of one length, padded, and their classes."""
 
     x: Tensor
@@ -55,18 +55,18 @@ class Sequences:
     labels: Tensor
     """(number,) int64."""
 
-    def batch(self, rows: Sequence[int], device: torch.device) -> LabelledBatch:
+    def batch(self, rows: Sequence[int], device: torch.device) -> LabeledBatch:
         """These sequences, padded on the right to the longest of them."""
         chosen = [self.tokens[row] for row in rows]
         lengths = torch.tensor([len(tokens) for tokens in chosen])
         x = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
         x = x if x.is_floating_point() else x.long()
         valid = None if bool((lengths == x.shape[1]).all()) else torch.arange(x.shape[1]) < lengths[:, None]
-        return LabelledBatch(
+        return LabeledBatch(
             x.to(device), None if valid is None else valid.to(device), self.labels[list(rows)].to(device)
         )
 
-    def batches(self, size: int, device: torch.device, order: Sequence[int] | None = None) -> Iterator[LabelledBatch]:
+    def batches(self, size: int, device: torch.device, order: Sequence[int] | None = None) -> Iterator[LabeledBatch]:
         """All of them, in an order."""
         order = range(len(self.tokens)) if order is None else order
         for first in range(0, len(order), size):
@@ -88,7 +88,7 @@ class Losses(NamedTuple):
     """How many of the batch were classified as they should be."""
 
 
-def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabelledBatch, *, eta: float) -> Losses:
+def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabeledBatch, *, eta: float) -> Losses:
     """One step of training."""
     output = model(batch.x, batch.valid, with_objective=True)
     loss = classification_loss(output, batch.labels, eta=eta)
@@ -102,7 +102,7 @@ def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabelledBatc
 
 
 @torch.inference_mode()
-def accuracy(model: Encoder, batches: Iterable[LabelledBatch]) -> float:
+def accuracy(model: Encoder, batches: Iterable[LabeledBatch]) -> float:
     """The share of sequences that get their class, in percent."""
     model.eval()
     correct = total = 0
@@ -134,7 +134,7 @@ def keep(folder: Path, model: Encoder, facts: Mapping[str, Any], scores: Mapping
 
 
 def keep_scores(folder: Path, facts: Mapping[str, Any], scores: Mapping[str, float], **more: Any) -> None:
-    """Write down what a training came to, without what it learnt."""
+    """Write down what a training came to, without what it learned."""
     with atomic_write(folder / FACTS) as file:
         file.write(json.dumps({"facts": facts, **more, "scores": scores}, indent=1).encode())
 

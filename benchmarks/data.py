@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
 from benchmarks.program import run_program
-from envs.behaviour.policies import load_policy
-from envs.behaviour.record import run_episode
+from envs.behavior.policies import load_policy
+from envs.behavior.record import run_episode
 from envs.datasets.load import load_dataset
 from envs.datasets.minari import RecordedEpisode, write_minari
 from envs.make import make_environment

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from primal_dt.attention import ATTENTION_KINDS, build_attention
 
-__all__ = ["PENALISED", "STACKS", "Encoder", "EncoderOutput", "EncoderShape", "check_stacks", "classification_loss"]
+__all__ = ["PENALIZED", "STACKS", "Encoder", "EncoderOutput", "EncoderShape", "check_stacks", "classification_loss"]
 
 PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
 STACKS = (
@@ -24,7 +24,7 @@ STACKS = (
 )
 """``softmax``: canonical attention; ``primal-plus``: Primal-Attention in the last layer, softmax below;
 ``primalformer``: in all layers; or one other kind in all."""
-PENALISED = (PRIMAL_PLUS, PRIMALFORMER)
+PENALIZED = (PRIMAL_PLUS, PRIMALFORMER)
 """Stacks whose layers, or one of them, have a J."""
 
 

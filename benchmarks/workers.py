@@ -111,7 +111,7 @@ def environment_python(peer: str, folder: Path) -> Path:
 
 
 def write_episodes(path: Path) -> None:
-    """Noise in HalfCheetah's widths: what is learnt does not matter here."""
+    """Noise in HalfCheetah's widths: what is learned does not matter here."""
     random = np.random.default_rng(0)
     np.savez(
         path,

@@ -128,8 +128,8 @@ def record(
         seed: of the first episode; the next has seed + 1, and so on.
         overwrite: replace a data set of that name.
     """
-    from envs.behaviour.recipes import Ingredient, builtin_recipe
-    from envs.behaviour.record import record as record_dataset
+    from envs.behavior.recipes import Ingredient, builtin_recipe
+    from envs.behavior.record import record as record_dataset
 
     if steps < 1 or not 0 <= seed < 2**31:
         raise DataError(f"--steps ({steps}) must be at least 1, and --seed ({seed}) from 0 to 2^31 - 1")

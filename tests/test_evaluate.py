@@ -17,7 +17,7 @@ import torch
 import evaluate
 import train
 from envs import video as video_module
-from envs.behaviour.policies import BatchedPolicy, read_card
+from envs.behavior.policies import BatchedPolicy, read_card
 from envs.errors import DataError
 from envs.make import make_arena, make_environment
 from envs.published import TABLE_4
@@ -431,7 +431,7 @@ def test_a_constant_policy_runs_through_the_same_path(
     assert group["results"][0]["mean"] < 10
 
 
-def test_behaviour_policies_do_not_depend_on_how_many_run_at_once() -> None:
+def test_behavior_policies_do_not_depend_on_how_many_run_at_once() -> None:
     task = task_named("Hopper-v5")
     wanted = [(0.0, seed) for seed in range(5)]
 
@@ -473,16 +473,16 @@ def test_the_published_table_is_the_papers() -> None:
 
 
 def test_a_video_is_an_episode(runs: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a renderer of grey pictures: that of MuJoCo is not everywhere."""
+    """With a renderer of gray pictures: that of MuJoCo is not everywhere."""
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     make = make_environment
 
-    def grey(task: Any, **options: Any) -> Any:
+    def gray(task: Any, **options: Any) -> Any:
         environment = make(task)
         monkeypatch.setattr(type(environment), "render", lambda self: np.full((32, 48, 3), 100, np.uint8))
         return environment
 
-    monkeypatch.setattr(video_module, "make_environment", grey)
+    monkeypatch.setattr(video_module, "make_environment", gray)
     code, _, err = call(primal(runs)[0], "--episodes", 1, "--video", "--out", "report")
     assert code == 0, err
     films = sorted(Path("report").glob("*.mp4"))

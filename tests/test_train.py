@@ -87,7 +87,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Weights, optimiser, metrics and curves, bit for bit."""
+    """Weights, optimizer, metrics and curves, bit for bit."""
     first, second = load_checkpoint(one), load_checkpoint(two)
     assert first.step == second.step
     assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)

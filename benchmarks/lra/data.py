@@ -1,7 +1,7 @@
 """The tasks of the Long-Range Arena that are here: ListOps, Image and Text, as sequences of small numbers.
 
 Image is CIFAR-10 in its binary version (``data_batch_1.bin`` to ``data_batch_5.bin``, ``test_batch.bin``), each picture
-1,024 grey pixels in reading order. Text is the IMDb reviews as they are published (``train/pos/*.txt`` and so on), byte
+1,024 gray pixels in reading order. Text is the IMDb reviews as they are published (``train/pos/*.txt`` and so on), byte
 by byte. (CIFAR-10's Python version is made of pickles, which run code when they are read.)
 
 Axes: B batch, L tokens.
@@ -19,7 +19,7 @@ from benchmarks.classify import Sequences
 from benchmarks.encoder import EncoderShape
 from benchmarks.lra.listops import NUM_CLASSES, TOKENS, load_listops
 
-__all__ = ["OPTIONS", "TASKS", "Penalised", "Task", "encoder_shape", "load_image", "load_task", "load_text"]
+__all__ = ["OPTIONS", "TASKS", "Penalized", "Task", "encoder_shape", "load_image", "load_task", "load_text"]
 
 IMAGE_PIXELS, IMAGE_CLASSES, PICTURE_BYTES = 1024, 10, 3 * 1024
 TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -30,7 +30,7 @@ TEXT_CLASSES = ("neg", "pos")
 
 
 @dataclass(frozen=True)
-class Penalised:
+class Penalized:
     """What Primal-Attention is told."""
 
     rank: int
@@ -48,7 +48,7 @@ class Task:
     batch_size: int
     steps: int
     warmup_steps: int
-    primal: Mapping[str, Penalised]
+    primal: Mapping[str, Penalized]
     """Stack -> its rank and eta."""
 
 
@@ -60,7 +60,7 @@ TASKS = {
         batch_size=32,
         steps=5_000,
         warmup_steps=1_000,
-        primal={"primal-plus": Penalised(30, 0.05), "primalformer": Penalised(20, 0.1)},
+        primal={"primal-plus": Penalized(30, 0.05), "primalformer": Penalized(20, 0.1)},
     ),
     "image": Task(
         max_length=IMAGE_PIXELS,
@@ -69,7 +69,7 @@ TASKS = {
         batch_size=256,
         steps=35_000,
         warmup_steps=175,
-        primal={"primal-plus": Penalised(30, 0.1), "primalformer": Penalised(30, 0.1)},
+        primal={"primal-plus": Penalized(30, 0.1), "primalformer": Penalized(30, 0.1)},
     ),
     "text": Task(
         max_length=4096,
@@ -78,7 +78,7 @@ TASKS = {
         batch_size=32,
         steps=20_000,
         warmup_steps=8_000,
-        primal={"primal-plus": Penalised(30, 0.1), "primalformer": Penalised(20, 0.05)},
+        primal={"primal-plus": Penalized(30, 0.1), "primalformer": Penalized(20, 0.05)},
     ),
 }
 
@@ -175,9 +175,9 @@ def _pictures(path: Path) -> tuple[np.ndarray, np.ndarray]:
     labels = rows[:, 0].astype(np.int64)
     if labels.max() >= IMAGE_CLASSES:
         raise ValueError(f"{path} is not one of CIFAR-10's binary files: it has a class {labels.max()}, not 0 to 9")
-    colours = rows[:, 1:].reshape(-1, 3, IMAGE_PIXELS)
-    grey = np.einsum("c,ncp->np", GREY, colours)
-    return np.rint(grey).astype(np.uint8), labels
+    colors = rows[:, 1:].reshape(-1, 3, IMAGE_PIXELS)
+    gray = np.einsum("c,ncp->np", GREY, colors)
+    return np.rint(gray).astype(np.uint8), labels
 
 
 def load_text(folder: Path) -> dict[str, Sequences]:

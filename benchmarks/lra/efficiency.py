@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.classify import LabelledBatch, update
+from benchmarks.classify import LabeledBatch, update
 from benchmarks.encoder import Encoder
 from benchmarks.lra.data import OPTIONS, encoder_shape
 from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
@@ -66,7 +66,7 @@ def make_step(row: str, length: int, batch_size: int, device: torch.device) -> C
     )
     model = Encoder(nn.Embedding(NUM_TOKENS, shape.width), shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batch = LabelledBatch(
+    batch = LabeledBatch(
         torch.randint(NUM_TOKENS, (batch_size, length), device=device),
         None,
         torch.randint(NUM_CLASSES, (batch_size,), device=device),

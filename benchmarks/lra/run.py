@@ -1,7 +1,7 @@
 """The Long-Range Arena: training with the published settings, and what a step costs at 1K, 2K and 4K tokens (Table 3).
 
 ListOps is generated; Image and Text are read from the standard files (``--folder``). With ``--efficiency`` nothing is
-learnt: every stack makes training steps on random tokens, and the table has the seconds of 1,000 steps (by turns, in
+learned: every stack makes training steps on random tokens, and the table has the seconds of 1,000 steps (by turns, in
 one process for each length) and the peak memory above the process at rest (in a fresh process for each cell).
 """
 
@@ -16,8 +16,8 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks.classify import Sequences, accuracy, keep, kept_scores, spread, update
-from benchmarks.encoder import PENALISED, Encoder, check_stacks
-from benchmarks.lra.data import TASKS, Penalised, Task, encoder_shape, load_task
+from benchmarks.encoder import PENALIZED, Encoder, check_stacks
+from benchmarks.lra.data import TASKS, Penalized, Task, encoder_shape, load_task
 from benchmarks.lra.efficiency import report_efficiency
 from benchmarks.program import check_device
 from benchmarks.published import TABLE_2
@@ -83,14 +83,14 @@ class Config:
         """The task's settings."""
         return TASKS[self.task]
 
-    def penalised(self, attention: str) -> Penalised:
+    def penalized(self, attention: str) -> Penalized:
         """What Primal-Attention is told in a stack."""
-        paper = self.published.primal.get(attention, Penalised(30, 0.0))
-        return Penalised(paper.rank if self.rank is None else self.rank, paper.eta if self.eta is None else self.eta)
+        paper = self.published.primal.get(attention, Penalized(30, 0.0))
+        return Penalized(paper.rank if self.rank is None else self.rank, paper.eta if self.eta is None else self.eta)
 
     def facts(self, attention: str, seed: int) -> dict[str, Any]:
         """What a training depends on."""
-        told = asdict(self.penalised(attention)) if attention in PENALISED else {}
+        told = asdict(self.penalized(attention)) if attention in PENALIZED else {}
         return {
             "task": self.task,
             "data": None if self.folder is None else str(self.folder.resolve()),
@@ -106,8 +106,8 @@ class Config:
 
     def run_folder(self, attention: str, seed: int) -> Path:
         """Where a training writes: another one for other settings, so that neither is lost."""
-        facts, told = self.facts(attention, seed), self.penalised(attention)
-        settings = [f"r{told.rank}-eta{told.eta:g}"] if attention in PENALISED else []
+        facts, told = self.facts(attention, seed), self.penalized(attention)
+        settings = [f"r{told.rank}-eta{told.eta:g}"] if attention in PENALIZED else []
         settings += [f"{facts['steps']}x{facts['batch_size']}-lr{self.lr:g}"]
         return self.out / "__".join([self.task, attention, *settings, f"s{seed}"])
 
@@ -123,7 +123,7 @@ def rows_in_order(number: int, size: int, seed: int) -> Iterator[list[int]]:
 
 def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences]) -> dict[str, float]:
     """Train one classifier. Returns its accuracy on the validation and the test split."""
-    task, device, told = config.published, torch.device(config.device), config.penalised(attention)
+    task, device, told = config.published, torch.device(config.device), config.penalized(attention)
     facts = config.facts(attention, seed)
     steps, size = facts["steps"], facts["batch_size"]
     torch.manual_seed(seed)

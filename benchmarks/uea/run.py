@@ -4,7 +4,7 @@ Settings are the paper's: 2 layers, width 512, 8 heads, RAdam at 1e-3, batches o
 rank and eta for each data set; but for Handwriting, for which cross-validation on the training split chose a learning
 rate that falls along a cosine (benchmarks.uea.schedule). The encoder is not the published code's, which is post-norm
 and gives all positions together to its classifier: here blocks are pre-norm, an MLP is as wide as the model, and the
-classifier sees the mean over real steps. Series are standardised with the training split; the test split is looked at
+classifier sees the mean over real steps. Series are standardized with the training split; the test split is looked at
 once, after the last epoch. (If the training loss has come apart there, ten times the lowest or more, the weights of the
 epoch with the lowest training loss are taken.)
 """
@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.classify import (
     FACTS,
-    LabelledBatch,
+    LabeledBatch,
     Sequences,
     accuracy,
     keep,
@@ -34,7 +34,7 @@ from benchmarks.classify import (
     spread,
     update,
 )
-from benchmarks.encoder import PENALISED, Encoder, EncoderShape, check_stacks
+from benchmarks.encoder import PENALIZED, Encoder, EncoderShape, check_stacks
 from benchmarks.program import check_device
 from benchmarks.published import TABLE_1
 from primal_dt.system.files import atomic_write, check_writable
@@ -47,7 +47,7 @@ FAR = 10.0
 
 
 @dataclass(frozen=True)
-class Penalised:
+class Penalized:
     """What Primal-Attention is told."""
 
     rank: int
@@ -56,15 +56,15 @@ class Penalised:
 
 
 PAPER = {
-    ("JapaneseVowels", "primal-plus"): Penalised(30, 0.2, 5),
-    ("Handwriting", "primal-plus"): Penalised(20, 0.5, 5),
-    ("UWaveGestureLibrary", "primal-plus"): Penalised(40, 0.1, 10),
-    ("JapaneseVowels", "primalformer"): Penalised(40, 0.5, 5),
-    ("Handwriting", "primalformer"): Penalised(30, 0.2, 5),
-    ("UWaveGestureLibrary", "primalformer"): Penalised(20, 0.0, 10),
+    ("JapaneseVowels", "primal-plus"): Penalized(30, 0.2, 5),
+    ("Handwriting", "primal-plus"): Penalized(20, 0.5, 5),
+    ("UWaveGestureLibrary", "primal-plus"): Penalized(40, 0.1, 10),
+    ("JapaneseVowels", "primalformer"): Penalized(40, 0.5, 5),
+    ("Handwriting", "primalformer"): Penalized(30, 0.2, 5),
+    ("UWaveGestureLibrary", "primalformer"): Penalized(20, 0.0, 10),
 }
 """(data set, stack) -> what the paper uses."""
-OTHERWISE = Penalised(30, 0.1)
+OTHERWISE = Penalized(30, 0.1)
 EPOCHS = {"PEMS-SF": 400}
 """Data set -> epochs in the paper, where they are not 100."""
 BARS = {"JapaneseVowels": 98.0}
@@ -124,15 +124,15 @@ class Config:
         """What the learning rate does."""
         return SCHEDULES.get(self.dataset, "constant") if self.schedule is None else self.schedule
 
-    def penalised(self, attention: str) -> Penalised:
+    def penalized(self, attention: str) -> Penalized:
         """What Primal-Attention is told in a stack."""
         given = {name: getattr(self, name) for name in ("rank", "eta", "rank_multi")}
         paper = PAPER.get((self.dataset, attention), OTHERWISE)
-        return Penalised(**(asdict(paper) | {name: value for name, value in given.items() if value is not None}))
+        return Penalized(**(asdict(paper) | {name: value for name, value in given.items() if value is not None}))
 
     def facts(self, attention: str, seed: int) -> dict[str, Any]:
         """What a training depends on."""
-        told = asdict(self.penalised(attention)) if attention in PENALISED else {}
+        told = asdict(self.penalized(attention)) if attention in PENALIZED else {}
         return {
             "dataset": self.dataset,
             "data": None if self.folder is None else str(self.folder.resolve()),
@@ -149,8 +149,8 @@ class Config:
 
     def run_folder(self, attention: str, seed: int) -> Path:
         """Where a training writes: another one for other settings, so that neither is lost."""
-        told = self.penalised(attention)
-        settings = [f"r{told.rank}-eta{told.eta:g}-x{told.rank_multi}"] if attention in PENALISED else []
+        told = self.penalized(attention)
+        settings = [f"r{told.rank}-eta{told.eta:g}-x{told.rank_multi}"] if attention in PENALIZED else []
         usual = {"epochs": EPOCHS.get(self.dataset, USUAL_EPOCHS), "batch": USUAL_BATCH, "lr": USUAL_RATE}
         own = {"epochs": self.num_epochs(), "batch": self.batch_size, "lr": self.lr}
         settings += [f"{name}{own[name]:g}" for name in own if own[name] != usual[name]]
@@ -159,7 +159,7 @@ class Config:
 
 
 def load(dataset: str, folder: Path | None) -> tuple[Sequences, Sequences]:
-    """The training and the test split, standardised channel by channel with the former.
+    """The training and the test split, standardized channel by channel with the former.
 
     Raises:
         ValueError: if the files are not there, not of this format, not of one archive, or have missing values.
@@ -167,7 +167,7 @@ def load(dataset: str, folder: Path | None) -> tuple[Sequences, Sequences]:
     training, test = (read_split(dataset, folder, split) for split in ("train", "test"))
     if unknown := set(test.labels) - set(training.labels):
         raise ValueError(f"the test split of {dataset} has classes that the training split has not: {sorted(unknown)}")
-    return standardised(training, test)
+    return standardized(training, test)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Series:
     """The names of their classes."""
 
 
-def standardised(training: Series, other: Series) -> tuple[Sequences, Sequences]:
+def standardized(training: Series, other: Series) -> tuple[Sequences, Sequences]:
     """Both, scaled channel by channel with the former, classes as numbers."""
     classes = {name: number for number, name in enumerate(sorted({*training.labels, *other.labels}))}
     every = np.concatenate(training.values, axis=1)  # (channels, steps of all)
@@ -236,7 +236,7 @@ def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Se
 def metrics_log_of(config: Config, attention: str, folder: Path) -> MetricsLog:
     """The curves of a training."""
     folder.mkdir(parents=True, exist_ok=True)
-    return MetricsLog(folder, texts={"settings": settings(attention, config.penalised(attention))})
+    return MetricsLog(folder, texts={"settings": settings(attention, config.penalized(attention))})
 
 
 def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], logbook: MetricsLog) -> Encoder:
@@ -250,7 +250,7 @@ def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequ
         logbook: for its curves.
     """
     training, asked = splits
-    told, device = config.penalised(attention), torch.device(config.device)
+    told, device = config.penalized(attention), torch.device(config.device)
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     shape = EncoderShape(
@@ -274,7 +274,7 @@ def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequ
         schedule.step()  # once an epoch
         loss, penalty, correct = torch.stack(losses).mean(0).tolist()
         curves = {"train/loss": loss, "train/accuracy": 100 * correct * len(losses) / number}
-        logbook.write(epoch, curves | ({"train/penalty": penalty} if attention in PENALISED else {}))
+        logbook.write(epoch, curves | ({"train/penalty": penalty} if attention in PENALIZED else {}))
         best.see(epoch, loss, model)
     if best.is_far_below(loss):
         print(f"{attention}, seed {seed}: the loss, {best.loss:.3g} in epoch {best.epoch}, is {loss:.3g} at the end")
@@ -305,7 +305,7 @@ class Best:
         return bool(self.weights) and not loss <= FAR * self.loss
 
 
-def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabelledBatch]:
+def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
     """A trained encoder, and the first test series of its data."""
     facts = json.loads((folder / FACTS).read_text())["facts"]
     _, test = load(facts["dataset"], None if facts["data"] is None else Path(facts["data"]))
@@ -314,9 +314,9 @@ def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabelledBatch]:
     return encoder, test.batch(range(min(sequences, len(test.tokens))), torch.device("cpu"))
 
 
-def settings(attention: str, told: Penalised) -> str:
+def settings(attention: str, told: Penalized) -> str:
     """What Primal-Attention was told, if it is there."""
-    return f"rank {told.rank}, eta {told.eta:g}, rank_multi {told.rank_multi}" if attention in PENALISED else ""
+    return f"rank {told.rank}, eta {told.eta:g}, rank_multi {told.rank_multi}" if attention in PENALIZED else ""
 
 
 def table(config: Config, scores: dict[str, list[float]]) -> str:
@@ -328,7 +328,7 @@ def table(config: Config, scores: dict[str, list[float]]) -> str:
             spread(seen),
             f"{min(seen):.1f} to {max(seen):.1f}",
             f"{published[attention]:.1f}" if attention in published else "",
-            settings(attention, config.penalised(attention)),
+            settings(attention, config.penalized(attention)),
         ]
         for attention, seen in scores.items()
     ]
@@ -340,7 +340,7 @@ def findings(config: Config, scores: dict[str, list[float]]) -> Iterator[str]:
     """What it should show, and what it shows."""
     bar = BARS.get(config.dataset)
     for attention, seen in scores.items():
-        if bar is not None and attention in PENALISED:
+        if bar is not None and attention in PENALIZED:
             mean = statistics.mean(seen)
             yield f"* [{'met' if mean >= bar else 'MISSED'}] {attention}: {mean:.1f} % (bar: at least {bar} %)"
 

@@ -20,7 +20,7 @@ import torch
 from benchmarks.classify import Sequences, accuracy, keep_scores, kept_scores, spread
 from benchmarks.encoder import check_stacks
 from benchmarks.program import check_device, run_program
-from benchmarks.uea.run import TEST_BATCH, Config, Schedule, Series, fit, metrics_log_of, read_split, standardised
+from benchmarks.uea.run import TEST_BATCH, Config, Schedule, Series, fit, metrics_log_of, read_split, standardized
 from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.table import format_table
 
@@ -116,7 +116,7 @@ def hold_out(training: Series, rows: Sequence[int]) -> tuple[Sequences, Sequence
     def part(chosen: Sequence[int]) -> Series:
         return Series([training.values[row] for row in chosen], [training.labels[row] for row in chosen])
 
-    return standardised(part([row for row in range(len(training.labels)) if row not in held]), part(rows))
+    return standardized(part([row for row in range(len(training.labels)) if row not in held]), part(rows))
 
 
 def choice(scores: Scores) -> Schedule:

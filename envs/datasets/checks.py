@@ -49,7 +49,7 @@ class EpisodeSource(Protocol):
 def checked_trajectory(
     where: str, *, observations: ArrayLike, actions: ArrayLike, rewards: ArrayLike, box: ActionBox, is_complete: bool
 ) -> Trajectory:
-    """An episode whose numbers are fit to be learnt from.
+    """An episode whose numbers are fit to be learned from.
 
     Args:
         where: file and episode, for the error.

@@ -76,7 +76,7 @@ def plot_returns(dataset: Dataset, path: Path) -> None:
     score = axes.secondary_xaxis(
         "top", functions=(partial(normalized, reference=reference), lambda s: np.asarray(s) * span / 100 + low)
     )
-    score.set_xlabel("normalised score")
+    score.set_xlabel("normalized score")
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in kinds:
         raise DataError(f"--plot must end in one of .{', .'.join(sorted(kinds))}, not {path.name!r}")

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from envs.behaviour.recipes import builtin_recipe
+from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
 from envs.datasets.checks import EpisodeSource
 from envs.datasets.minari import MinariData

@@ -8,7 +8,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from envs.behaviour.recipes import builtin_recipe
+from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
 from envs.datasets.checks import EpisodeSource
 from envs.datasets.d4rl import D4rlFile, open_d4rl
@@ -60,7 +60,7 @@ def find_source(name: str) -> EpisodeSource:
             if known is None or known.source == "minari":
                 _download_minari(name, known)
             else:
-                from envs.behaviour.record import record  # imports the environments: reading does not need them
+                from envs.behavior.record import record  # imports the environments: reading does not need them
 
                 record(name, builtin_recipe(known), task=known.task)
     return open_minari(minari_folder(name))

@@ -96,7 +96,7 @@ class ExponentialMap(FeatureMap):
 
     g are positive random features with ``E <g(q), g(k)> = exp(<q, k> / sqrt(P))`` up to a constant that
     D takes out. With D^(-1/2) on both sides, as in Remark 4.1 of the paper, the kernel is the
-    symmetrically normalised ``D^(-1/2) exp(Q K') D^(-1/2)``, not the row-stochastic softmax.
+    symmetrically normalized ``D^(-1/2) exp(Q K') D^(-1/2)``, not the row-stochastic softmax.
 
     In a causal layer the sum in D runs over the prefix only.
 

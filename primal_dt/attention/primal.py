@@ -48,14 +48,14 @@ class PrimalAttention(AttentionLayer):
     * Lambda is ``|lam|`` with slope one at zero: not negative, and no point where its gradient vanishes.
       (The published code learns the root of Lambda, which cannot leave zero.)
     * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (rows, if there are fewer), as
-      singular vectors have. (``orthogonal_`` on the 3-D tensor, as published, orthogonalises the heads.)
+      singular vectors have. (``orthogonal_`` on the 3-D tensor, as published, orthogonalizes the heads.)
     * Data-dependent weights take evenly spaced rows of the *valid* part of each sequence.
 
     Args:
         width: D, of the input and the output.
         num_heads: H; divides the width.
         rank: R, the number of projection directions. The theory covers R <= min(L, P).
-        feature_map: ``cosine``, or ``exponential`` (positive random features, symmetrically normalised).
+        feature_map: ``cosine``, or ``exponential`` (positive random features, symmetrically normalized).
         data_dependent: ``f(X) = X'``, N rows of the head's slice of the input; else ``f(X) = I``.
         rank_multi: with data-dependent weights, ``N = rank * rank_multi``. A sequence with fewer tokens uses the first
             rows of the weights, as many as it has.
@@ -122,7 +122,7 @@ class PrimalAttention(AttentionLayer):
         context = self._context(x, valid)  # (B, L, D)
         weights = self._weights(x, valid)
 
-        # J needs the scores of all tokens, a normalised map the features of all; otherwise only chosen
+        # J needs the scores of all tokens, a normalized map the features of all; otherwise only chosen
         # tokens are computed from here on.
         if with_objective:
             scores = self._scores(self._features(context, valid), weights)  # (2, H, B, L, R)

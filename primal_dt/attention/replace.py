@@ -45,7 +45,7 @@ class KsvdPenalty:
                 activation checkpointing it takes ``use_reentrant=False``: the older way has its first pass without.)
         """
         if not self._layers:
-            raise RuntimeError("no layer was replaced: there is nothing to penalise")
+            raise RuntimeError("no layer was replaced: there is nothing to penalize")
         if not all(replacement.passed for replacement in self._layers.values()):
             raise RuntimeError(
                 "there was no forward pass in training mode, with gradients, since the penalty was last read"

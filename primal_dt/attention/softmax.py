@@ -1,4 +1,4 @@
-"""Canonical attention, and Attention-BN, which is canonical attention with normalised queries and keys.
+"""Canonical attention, and Attention-BN, which is canonical attention with normalized queries and keys.
 
 Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, V value width.
 """

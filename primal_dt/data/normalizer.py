@@ -1,4 +1,4 @@
-"""Units: raw outside, standardised inside. This is the one place where they change.
+"""Units: raw outside, standardized inside. This is the one place where they change.
 
 Axes: ... any leading axes, S state.
 """
@@ -46,7 +46,7 @@ class Normalizer:
         return cls(states.mean(0, dtype=np.float64).astype(np.float32), std.astype(np.float32), return_scale)
 
     def states(self, raw: NDArray[np.floating]) -> NDArray[np.float32]:
-        """(..., S) -> (..., S), standardised."""
+        """(..., S) -> (..., S), standardized."""
         return ((raw - self.state_mean) / self.state_std).astype(np.float32, copy=False)
 
     def returns(self, raw: NDArray[np.floating]) -> NDArray[np.float32]:

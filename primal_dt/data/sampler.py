@@ -24,7 +24,7 @@ Weighting = Literal["transitions", "length", "return"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of K steps: standardised states, scaled returns; padded on the right, with zeros."""
+    """Windows of K steps: standardized states, scaled returns; padded on the right, with zeros."""
 
     states: Tensor
     """(B, K, S)."""

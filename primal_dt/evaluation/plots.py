@@ -80,7 +80,7 @@ def _targets(figure: "Figure", report: Report) -> bool:
             axes.plot(targets, returns.mean(1), "o-", color=_color(number), label=f"{_label(group)}, {_task(group)}")
             axes.fill_between(targets, returns.min(1), returns.max(1), color=_color(number), alpha=0.2, lw=0)
         ends = axes.get_xlim()
-        axes.plot(ends, ends, color="grey", ls=":", label="as asked")
+        axes.plot(ends, ends, color="gray", ls=":", label="as asked")
         axes.set(xlabel="target return", ylabel="achieved return: mean and range over seeds")
         axes.legend(fontsize=7)
     return bool(several)

@@ -38,7 +38,7 @@ class Evaluation:
     """A policy's episodes, and what a report says about them."""
 
     policy: str
-    """An attention stack, or the name of a behaviour policy."""
+    """An attention stack, or the name of a behavior policy."""
     configuration: str
     """Equal for runs that differ in the seed alone: a digest of the data's content and of all settings."""
     task: RunTask
@@ -80,7 +80,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What runs of one configuration reach at one target, in normalised returns. A run's score is its mean."""
+    """What runs of one configuration reach at one target, in normalized returns. A run's score is its mean."""
 
     target: float
     is_headline: bool

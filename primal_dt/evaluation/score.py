@@ -1,6 +1,6 @@
-"""Episodes -> normalised returns, target by target.
+"""Episodes -> normalized returns, target by target.
 
-The normalised return is D4RL's: 0 for the reference's random policy, 100 for its expert.
+The normalized return is D4RL's: 0 for the reference's random policy, 100 for its expert.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What training minimises: ``mean |a - a_hat|^2 + eta * sum_l mean(J_l^2)``.
+"""What training minimizes: ``mean |a - a_hat|^2 + eta * sum_l mean(J_l^2)``.
 
 Axes: B batch, K context steps, A action.
 """

@@ -131,7 +131,7 @@ class DecisionTransformer(nn.Module):
     """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from what came before it and the state itself.
 
     A linear embedding of each kind of token plus one embedding of the timestep for all three, a LayerNorm, a causal
-    transformer, and at the state tokens ``centre + radius * tanh(linear(x))``, which is within the action box. The top
+    transformer, and at the state tokens ``center + radius * tanh(linear(x))``, which is within the action box. The top
     block is computed at the state tokens only. There is no embedding of positions besides the timestep's.
 
     With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from the
@@ -139,7 +139,7 @@ class DecisionTransformer(nn.Module):
     weights (Primal-Attention has none), and padding on the right.
     """
 
-    action_centre: Tensor
+    action_center: Tensor
     action_radius: Tensor
 
     def __init__(self, shape: ModelShape) -> None:
@@ -155,14 +155,14 @@ class DecisionTransformer(nn.Module):
         self.final_norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.action_width)
         low, high = torch.tensor(shape.action_low), torch.tensor(shape.action_high)
-        self.register_buffer("action_centre", (low + high) / 2, persistent=False)
+        self.register_buffer("action_center", (low + high) / 2, persistent=False)
         self.register_buffer("action_radius", (high - low) / 2, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Weights as GPT-2 and the Decision Transformer draw them: normal with deviation 0.02, biases zero.
 
-        Attention layers keep their own initialisation.
+        Attention layers keep their own initialization.
         """
         layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
         inside = {module for layer in layers for module in layer.modules()}
@@ -222,8 +222,8 @@ class DecisionTransformer(nn.Module):
 
     def actions_at(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., A), within the action box."""
-        return self.action_centre + self.action_radius * torch.tanh(self.head(self.final_norm(x)))
+        return self.action_center + self.action_radius * torch.tanh(self.head(self.final_norm(x)))
 
     def num_parameters(self) -> int:
-        """How many numbers are learnt."""
+        """How many numbers are learned."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)

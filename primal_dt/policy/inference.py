@@ -75,7 +75,7 @@ class Inference(ABC):
         """The actions (N, A) of the next step.
 
         Args:
-            states: (N, S), standardised.
+            states: (N, S), standardized.
             returns: (N, 1), what is left of the targets, scaled.
             tiles: how to divide the work.
         """
@@ -232,7 +232,7 @@ class _SoftmaxMemory:
         return seen[0 if timestep else 1 :]
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
-        """(n, M, D), normalised -> the layer's output at the chosen positions."""
+        """(n, M, D), normalized -> the layer's output at the chosen positions."""
         q, k, v = self.layer.project(x)
         self._keys[rows, :, self._new], self._values[rows, :, self._new] = k, v
         seen = self._seen
@@ -262,7 +262,7 @@ class _PrimalMemory:
             self._total, self._count, _ = state
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
-        """(n, M, D), normalised -> the layer's output at the chosen positions."""
+        """(n, M, D), normalized -> the layer's output at the chosen positions."""
         state = PrimalState(self._total[rows], self._count[rows], None)
         hidden, state = self.layer.advance(x, state, positions=positions)
         self._total[rows], self._count[rows] = state.total, state.num_tokens

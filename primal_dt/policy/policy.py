@@ -25,7 +25,7 @@ CPU_TILE: Mapping[InferenceMode, int] = {"window": 8, "streaming": 64}
 class DecisionTransformerPolicy:
     """``reset(targets)``, then ``act(observations)`` and ``observe(rewards)`` in turns.
 
-    The model sees the last K steps, as a training window would have them: standardised states, what is left of the
+    The model sees the last K steps, as a training window would have them: standardized states, what is left of the
     target return divided by the return scale, the actions that were taken, the timesteps. With the mode ``window`` that
     is exact; ``streaming`` is faster, and another function once the window slides
     (:class:`~primal_dt.policy.inference.StreamingInference`).

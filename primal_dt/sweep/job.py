@@ -75,7 +75,7 @@ class JobRecord:
     errors: tuple[str, ...] = ()
     """What went wrong in the attempts that failed, the newest last."""
     score: float | None = None
-    """Mean normalised return at the headline target, once it is done."""
+    """Mean normalized return at the headline target, once it is done."""
     node: str | None = None
     """Where it ran last."""
     seconds: float = 0.0

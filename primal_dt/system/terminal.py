@@ -1,4 +1,4 @@
-"""What a person sees of a program: bars in a terminal and plain lines elsewhere, colours if wanted, errors in words."""
+"""What a person sees of a program: bars in a terminal and plain lines elsewhere, colors if wanted, errors in words."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 
 
 def begin_program() -> None:
-    """What every program does first: Ctrl-C is an exception, and ``NO_COLOR`` (https://no-color.org) is honoured."""
+    """What every program does first: Ctrl-C is an exception, and ``NO_COLOR`` (https://no-color.org) is honored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts let it kill them while they import
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False

@@ -36,7 +36,7 @@ def orthogonal_factor(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the weight matrices inside a network; what else is learnt is AdamW's.
+    """For the weight matrices inside a network; what else is learned is AdamW's.
 
     Args:
         params: matrices.

@@ -58,7 +58,7 @@ class TrainingProgress:
                 self._bar.set_description("training")
 
     def score(self, value: float) -> None:
-        """The newest normalised return."""
+        """The newest normalized return."""
         self._score = f"  score {value:.1f}"
 
     def __enter__(self) -> Self:

@@ -17,13 +17,13 @@ OBJECTIVE = "train/J/layer_"
 ABOUT = """
 | curve | what it is |
 |---|---|
-| `train/loss` | what is minimised: `train/action_mse + eta * train/penalty`, mean over the steps between two points |
+| `train/loss` | what is minimized: `train/action_mse + eta * train/penalty`, mean over the steps between two points |
 | `train/action_mse` | mean squared error of the actions |
 | `train/penalty` | KSVD penalty, the sum over primal layers of the mean of J squared |
 | `train/J/layer_i` | KSVD objective of a primal layer: zero at a singular value decomposition |
 | `train/gradient_norm` | before clipping |
 | `train/learning_rate`, `train/steps_per_second` | of the last step; of those between two points |
-| `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalised singular values |
+| `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalized singular values |
 | `spectrum/lambda_mean/layer_i`, `lambda_max` | Lambda of a primal layer |
 | `eval/normalized_return` | at the headline target, which the task table fixes; 0 = random policy, 100 = expert |
 | `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | asked for a return of R |

@@ -135,7 +135,7 @@ class Trainer:
             for layer in model.modules():
                 if isinstance(layer, PrimalAttention):
                     layer.lam.requires_grad_(False)
-        self._learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizers = make_optimizers(model, config)
         network: nn.Module = model
         if config.compile:
@@ -203,7 +203,7 @@ class Trainer:
             BadLossError: if not.
         """
         state = [value for optimizer in self._optimizers for own in optimizer.state.values() for value in own.values()]
-        tensors = [*self._learnt, *(value for value in state if isinstance(value, Tensor))]
+        tensors = [*self._learned, *(value for value in state if isinstance(value, Tensor))]
         finite = torch.stack([tensor.isfinite().all().to(self.device) for tensor in tensors]).all()
         bad = torch.where(finite | (self._first_bad >= 0), self._first_bad, self.step)
         if (step := int(bad)) >= 0:
@@ -235,7 +235,7 @@ class Trainer:
         parts = _parts(batch, self.config.accumulate * self.num_shards)
         terms = self._in_turn(parts, num_valid) if self._threads is None else self._side_by_side(parts, num_valid)
         with record_function("train/optimizer"):
-            terms[3] = nn.utils.clip_grad_norm_(self._learnt, self.config.clip)
+            terms[3] = nn.utils.clip_grad_norm_(self._learned, self.config.clip)
             for optimizer in self._optimizers:
                 optimizer.step()
         self._sums += terms
@@ -266,11 +266,11 @@ class Trainer:
             with masks_from(generator), record_function("train/forward"):
                 loss = self._forward(parts[number], num_valid)
             with record_function("train/backward"):
-                return self._vector(loss), torch.autograd.grad(loss.total, self._learnt)
+                return self._vector(loss), torch.autograd.grad(loss.total, self._learned)
 
         assert self._threads is not None
         terms, gradients = zip(*self._threads.map(compute, range(len(parts))), strict=True)
-        for parameter, own in zip(self._learnt, zip(*gradients, strict=True), strict=True):
+        for parameter, own in zip(self._learned, zip(*gradients, strict=True), strict=True):
             parameter.grad = reduce(torch.add, own)
         return reduce(torch.add, terms)
 

@@ -95,8 +95,8 @@ def slow_batch_norm(layer: BatchNormAttention, q: Tensor, k: Tensor, v: Tensor, 
         keys = k[seen]
         mu = keys.mean(dim=0)
         sd = (((keys - mu) ** 2).mean(dim=0) + 1e-5).sqrt()
-        centre = layer.beta[head] * mu
-        rows.append(_attend((q[i] - centre) / sd, (keys - centre) / sd, v[seen]))
+        center = layer.beta[head] * mu
+        rows.append(_attend((q[i] - center) / sd, (keys - center) / sd, v[seen]))
     return torch.stack(rows)
 
 

@@ -128,7 +128,7 @@ def test_a_state_of_another_batch_or_layer_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "causal"), VARIANTS)
 def test_resetting_draws_everything_anew(name: str, causal: bool) -> None:
-    """As deferred initialisation needs: after ``to_empty``, nothing of what memory held before is left."""
+    """As deferred initialization needs: after ``to_empty``, nothing of what memory held before is left."""
     layer = make_layer(name, causal)
     with torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):

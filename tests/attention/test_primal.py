@@ -179,7 +179,7 @@ def test_each_head_starts_with_orthonormal_columns() -> None:
     torch.testing.assert_close(wide.e_weight @ wide.e_weight.mT, torch.eye(8).expand(3, 8, 8))
 
 
-def test_exponential_features_estimate_the_normalised_exponential_kernel() -> None:
+def test_exponential_features_estimate_the_normalized_exponential_kernel() -> None:
     """Over many draws, <g(q), g(k)> is exp(<q, k> / sqrt(P)): the kernel is D^-1/2 exp(.) D^-1/2."""
     torch.manual_seed(0)
     layer = PrimalAttention(width=4, num_heads=1, feature_map="exponential", data_dependent=False, bias=False).double()

@@ -59,8 +59,8 @@ def features(layer: PrimalAttention, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(-z.square().sum(-1, keepdim=True) / 2) * torch.exp(z @ directions.T)
 
     products = positive(q) @ positive(k).mT
-    normaliser = (products.tril() if layer.causal else products).sum(-1, keepdim=True)
-    return positive(q) * normaliser**-0.5, positive(k) * normaliser**-0.5
+    normalizer = (products.tril() if layer.causal else products).sum(-1, keepdim=True)
+    return positive(q) * normalizer**-0.5, positive(k) * normalizer**-0.5
 
 
 def spaced_rows(layer: PrimalAttention, x: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.classify import LabelledBatch, accuracy, update
+from benchmarks.classify import LabeledBatch, accuracy, update
 from benchmarks.encoder import STACKS, Encoder, EncoderShape, classification_loss
 from primal_dt.attention import PrimalAttention
 
@@ -72,10 +72,10 @@ def test_sequences_longer_than_the_positions_are_told() -> None:
         make("softmax")(torch.randn(1, 13, 5, dtype=torch.float64))
 
 
-def signed_sums(number: int, generator: torch.Generator) -> LabelledBatch:
+def signed_sums(number: int, generator: torch.Generator) -> LabeledBatch:
     """Whether the sum of the first channel is positive, each token with the sign of its second channel."""
     x = torch.randn(number, 8, 5, generator=generator)
-    return LabelledBatch(x, None, ((x[..., 0] * x[..., 1].sign()).sum(1) > 0).long())
+    return LabeledBatch(x, None, ((x[..., 0] * x[..., 1].sign()).sum(1) > 0).long())
 
 
 @pytest.mark.parametrize("attention", ["softmax", "primal-plus", "primalformer"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.classify import Losses
-from benchmarks.lra.data import TRAINING_FILES, Penalised, load_image, load_text
+from benchmarks.lra.data import TRAINING_FILES, Penalized, load_image, load_text
 from benchmarks.lra.efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
 from benchmarks.lra.run import Config, main, rows_in_order
 from primal_dt.training.metrics_log import read_metrics
@@ -163,9 +163,9 @@ def test_training_learns_and_is_kept(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_settings_are_the_published_ones_unless_given() -> None:
-    assert Config().penalised("primalformer") == Penalised(20, 0.1)
-    assert Config().penalised("primal-plus") == Penalised(30, 0.05)
-    assert Config(eta=0.0, rank=8).penalised("primal-plus") == Penalised(8, 0.0)
+    assert Config().penalized("primalformer") == Penalized(20, 0.1)
+    assert Config().penalized("primal-plus") == Penalized(30, 0.05)
+    assert Config(eta=0.0, rank=8).penalized("primal-plus") == Penalized(8, 0.0)
     assert Config().facts("softmax", 0)["steps"] == 5_000
     for wrong in ({"steps": 0}, {"batch_size": 0}, {"lengths": ()}, {"seeds": (1, 1)}, {"eta": -0.1}):
         with pytest.raises(ValueError, match="must"):

@@ -14,7 +14,7 @@ from benchmarks.classify import Losses, kept_scores, update
 from benchmarks.encoder import Encoder
 from benchmarks.uea import run as uea
 from benchmarks.uea import schedule as uea_schedule
-from benchmarks.uea.run import Config, Penalised, findings, load, load_encoder, main, read_split, table, train
+from benchmarks.uea.run import Config, Penalized, findings, load, load_encoder, main, read_split, table, train
 from primal_dt.training.metrics_log import read_metrics
 
 pytest.importorskip("aeon")
@@ -50,7 +50,7 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_series_keep_their_lengths_and_are_standardised_with_the_training_split(tmp_path: Path) -> None:
+def test_series_keep_their_lengths_and_are_standardized_with_the_training_split(tmp_path: Path) -> None:
     written = write(tmp_path, "TRAIN", 40, 0)
     test_written = write(tmp_path, "TEST", 30, 1)
     training, test = load("Toy", tmp_path)
@@ -94,10 +94,10 @@ def test_what_is_missing_is_told(toy: Path) -> None:
 
 def test_settings_are_the_papers_unless_given_and_keep_their_folders_apart() -> None:
     config = Config(dataset="JapaneseVowels", eta=0.0)
-    assert config.penalised("primal-plus") == Penalised(30, 0.0, 5)
-    assert config.penalised("primalformer") == Penalised(40, 0.0, 5)
+    assert config.penalized("primal-plus") == Penalized(30, 0.0, 5)
+    assert config.penalized("primalformer") == Penalized(40, 0.0, 5)
     assert config.run_folder("primal-plus", 0) != Config(dataset="JapaneseVowels").run_folder("primal-plus", 0)
-    assert Config(dataset="Toy", rank=7).penalised("primal-plus") == Penalised(7, 0.1, 10)
+    assert Config(dataset="Toy", rank=7).penalized("primal-plus") == Penalized(7, 0.1, 10)
     assert (Config(dataset="PEMS-SF").num_epochs(), Config().num_epochs(), Config(epochs=3).num_epochs()) == (
         400,
         100,
@@ -106,7 +106,7 @@ def test_settings_are_the_papers_unless_given_and_keep_their_folders_apart() -> 
 
 
 @pytest.mark.parametrize("attention", ["softmax", "primal-plus"])
-def test_a_toy_is_learnt_and_what_is_saved_says_the_same(toy: Path, attention: str) -> None:
+def test_a_toy_is_learned_and_what_is_saved_says_the_same(toy: Path, attention: str) -> None:
     config = Config(dataset="Toy", folder=toy, epochs=8, rank=8, rank_multi=1, out=toy / "out")
     splits = load("Toy", toy)
     score = train(config, attention, 0, splits)

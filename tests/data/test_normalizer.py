@@ -8,7 +8,7 @@ from primal_dt.data.normalizer import Normalizer
 MEAN, STD = np.array([1.0, -2.0], np.float32), np.array([2.0, 0.5], np.float32)
 
 
-def test_states_are_standardised_and_returns_scaled() -> None:
+def test_states_are_standardized_and_returns_scaled() -> None:
     normalizer = Normalizer(MEAN, STD, 1000.0)
     assert normalizer.states(np.array([[3.0, -2.0], [1.0, -1.0]])).tolist() == [[1, 0], [0, 2]]
     assert normalizer.returns(np.array([3600.0, -500.0])).tolist() == pytest.approx([3.6, -0.5])

@@ -80,7 +80,7 @@ def test_windows_never_cross_episodes(
 
 @settings(deadline=None)
 @given(lengths, weightings)
-def test_padding_is_zero_after_standardising(episode_lengths: list[int], weighting: Weighting) -> None:
+def test_padding_is_zero_after_standardizing(episode_lengths: list[int], weighting: Weighting) -> None:
     batch = sampler(make(episode_lengths), SHIFTED, context=6, weighting=weighting).batch(0)
     for tensor in (batch.states, batch.actions, batch.returns_to_go, batch.timesteps):
         assert (tensor[~batch.valid] == 0).all()
@@ -242,7 +242,7 @@ def test_an_error_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch
 
 
 def test_seed_and_step_are_two_numbers() -> None:
-    """Not their sum: neighbouring seeds do not see one another's batches a step later."""
+    """Not their sum: neighboring seeds do not see one another's batches a step later."""
     data = make([50, 40])
     large = 2**62
     assert not equal(sampler(data, seed=1).batch(7), sampler(data, seed=0).batch(8))

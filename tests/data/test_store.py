@@ -61,7 +61,7 @@ def test_a_store_feeds_the_sampler(tmp_path: Path) -> None:
     sampler = WindowSampler(store.trajectories, store.normalizer(return_scale=10.0), context=4, batch_size=8, seed=0)
     batch = sampler.batch(0)
     real = batch.states[batch.valid]
-    assert real.abs().max() < 6  # standardised: the raw states are about 100
+    assert real.abs().max() < 6  # standardized: the raw states are about 100
 
 
 def test_the_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def run(
     policy: str = "primal-plus",
     **changes: Any,
 ) -> Evaluation:
-    """Episodes with these normalised returns, at the headline and, perhaps, at another target."""
+    """Episodes with these normalized returns, at the headline and, perhaps, at another target."""
 
     def episodes(target: float, own: tuple[float, ...]) -> list[Episode]:
         returns = [RANDOM + score / 100 * (EXPERT - RANDOM) for score in own]
@@ -221,5 +221,5 @@ def test_the_files_have_everything(tmp_path: Path) -> None:
 
 
 def test_a_plot_without_anything_to_show_is_not_made(tmp_path: Path) -> None:
-    behaviour = run(None, mode=None, step=None, checkpoint=None, curve=(), policy="random")
-    assert [plot.name for plot in plot_report(Report.of([behaviour]), tmp_path)] == ["scores.png", "profiles.png"]
+    behavior = run(None, mode=None, step=None, checkpoint=None, curve=(), policy="random")
+    assert [plot.name for plot in plot_report(Report.of([behavior]), tmp_path)] == ["scores.png", "profiles.png"]

@@ -64,7 +64,7 @@ def shown_in_a_terminal(command: list[str], **variables: str) -> bytes:
 
 
 @pytest.mark.parametrize("program", [["train.py", "quick"], ["evaluate.py"], ["-m", "envs"]])
-def test_help_has_colours_in_a_terminal_unless_they_are_not_wanted(program: list[str]) -> None:
+def test_help_has_colors_in_a_terminal_unless_they_are_not_wanted(program: list[str]) -> None:
     if program[0].endswith(".py"):
         program = [str(ROOT / program[0]), *program[1:]]
     command = [sys.executable, *program, "--help"]

@@ -35,7 +35,7 @@ def trajectories(count: int = 12, length: int = 15) -> Trajectories:
 
 
 DATA = trajectories()
-MORE_DATA = trajectories(400)  # too much to be learnt by heart
+MORE_DATA = trajectories(400)  # too much to be learned by heart
 UNITS = Normalizer.of(DATA.observations, return_scale=10.0)
 
 
@@ -70,7 +70,7 @@ TINY = OptimizerConfig(steps=400, batch_size=32, lr=3e-3, warmup_steps=20, sched
     ("attention", "optimizer"),
     [("primal-plus", "adamw"), ("softmax", "adamw"), ("primalformer", "adamw"), ("primal-plus", "muon")],
 )
-def test_a_tiny_task_is_learnt(attention: str, optimizer: Literal["adamw", "muon"]) -> None:
+def test_a_tiny_task_is_learned(attention: str, optimizer: Literal["adamw", "muon"]) -> None:
     *_, last = make(
         replace(TINY, optimizer=optimizer),
         shape=replace(SHAPE, attention=attention, dropout=0.0, width=32),
@@ -80,7 +80,7 @@ def test_a_tiny_task_is_learnt(attention: str, optimizer: Literal["adamw", "muon
     assert last.action_mse < 2e-3  # the actions' variance is 0.4
 
 
-def test_the_same_task_is_not_learnt_when_the_loss_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_task_is_not_learned_when_the_loss_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: predictions compared with the next step's actions, which nothing tells."""
     right = loss_terms
 

@@ -20,7 +20,7 @@ class Server:
 
     url: str = ""
     content: bytes = CONTENT
-    behaviour: list[str] = field(default_factory=lambda: ["serve"])
+    behavior: list[str] = field(default_factory=lambda: ["serve"])
     ranges: list[str | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     etag: str | None = '"one"'
@@ -36,7 +36,7 @@ def server() -> Iterator[Server]:
             wanted = self.headers.get("Range")
             state.ranges.append(wanted)
             state.paths.append(self.path)
-            what = state.behaviour[min(len(state.ranges), len(state.behaviour)) - 1]
+            what = state.behavior[min(len(state.ranges), len(state.behavior)) - 1]
             if what.isdigit():
                 self.send_error(int(what))
                 return
@@ -94,7 +94,7 @@ def test_a_file_comes_whole(server: Server, tmp_path: Path, capfd: pytest.Captur
 def test_trouble_is_outlived_and_only_what_is_missing_is_asked_for(
     server: Server, tmp_path: Path, trouble: str
 ) -> None:
-    server.behaviour = [trouble, trouble, "serve"]
+    server.behavior = [trouble, trouble, "serve"]
     get(server, tmp_path / "file.hdf5")
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
     asked = [None, None, None] if trouble == "503" else [None, "bytes=300000-", "bytes=600000-"]
@@ -102,27 +102,27 @@ def test_trouble_is_outlived_and_only_what_is_missing_is_asked_for(
 
 
 def test_what_came_is_kept_for_the_next_try(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["break", "503"]
+    server.behavior = ["break", "503"]
     with pytest.raises(DownloadError, match=r"503.*the 300,000 bytes that came are kept"):
         get(server, tmp_path / "file.hdf5", attempts=2)
     assert not (tmp_path / "file.hdf5").exists()
-    server.behaviour = ["serve"]
+    server.behavior = ["serve"]
     get(server, tmp_path / "file.hdf5")
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
     assert server.ranges[-1] == "bytes=300000-"
 
 
 def test_a_server_that_cannot_resume_starts_over(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["break", "whole"]
+    server.behavior = ["break", "whole"]
     get(server, tmp_path / "file.hdf5")
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
 
 
 def test_a_part_of_another_version_of_the_file_is_thrown_away(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["break", "503"]
+    server.behavior = ["break", "503"]
     with pytest.raises(DownloadError):
         get(server, tmp_path / "file.hdf5", attempts=2)
-    server.behaviour = ["serve"]
+    server.behavior = ["serve"]
     server.content, server.etag = CONTENT[::-1], '"two"'
     get(server, tmp_path / "file.hdf5")
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT[::-1]
@@ -130,7 +130,7 @@ def test_a_part_of_another_version_of_the_file_is_thrown_away(server: Server, tm
 
 def test_without_a_mark_of_the_version_it_starts_over(server: Server, tmp_path: Path) -> None:
     server.etag = None
-    server.behaviour = ["break", "serve"]
+    server.behavior = ["break", "serve"]
     get(server, tmp_path / "file.hdf5")
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
     assert server.ranges == [None, None]
@@ -146,13 +146,13 @@ def test_a_part_that_is_whole_is_taken_and_a_longer_one_is_not(server: Server, t
 
 
 def test_progress_is_no_failure(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["break"]  # 300,000 bytes at a time: four requests
+    server.behavior = ["break"]  # 300,000 bytes at a time: four requests
     get(server, tmp_path / "file.hdf5", attempts=2)
     assert (tmp_path / "file.hdf5").read_bytes() == CONTENT
 
 
 def test_two_at_once_make_one_file(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["break"]
+    server.behavior = ["break"]
     threads = [threading.Thread(target=get, args=(server, tmp_path / "file.hdf5")) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -163,7 +163,7 @@ def test_two_at_once_make_one_file(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_told_at_once(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["404"]
+    server.behavior = ["404"]
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1.* answers 404 Not Found"):
         get(server, tmp_path / "file.hdf5")
     assert len(server.ranges) == 1
@@ -177,7 +177,7 @@ def test_a_name_that_nobody_has_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stalled_server_is_given_up(server: Server, tmp_path: Path) -> None:
-    server.behaviour = ["stall"]
+    server.behavior = ["stall"]
     with pytest.raises(DownloadError, match="the server stopped answering; the 300,000 bytes"):
         get(server, tmp_path / "file.hdf5", attempts=1)
 

@@ -11,7 +11,7 @@ import numpy as np
 import platformdirs
 import pytest
 
-from envs.behaviour.recipes import Ingredient
+from envs.behavior.recipes import Ingredient
 from envs.datasets import cache, sources
 from envs.datasets.load import load_dataset
 from envs.datasets.minari import minari_folder
@@ -333,7 +333,7 @@ def test_a_d4rl_file_put_there_by_hand_is_taken(d4rl_file: dict[str, np.ndarray]
 
 
 def test_a_d4rl_file_that_cannot_be_had_ends_in_one_message(d4rl_file: dict[str, np.ndarray], server: Server) -> None:
-    server.behaviour = ["404"]
+    server.behavior = ["404"]
     with pytest.raises(DataError) as caught:
         load_dataset("walker2d-medium-v2")
     message = str(caught.value)

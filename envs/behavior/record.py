@@ -1,4 +1,4 @@
-"""Behaviour policies -> Minari data sets.
+"""Behavior policies -> Minari data sets.
 
 Episode i is seeded with ``seed + i``, the environment and the policy's noise alike, so that a recipe always gives the
 same data on the same machine.
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import primal_dt
-from envs.behaviour.policies import BehaviourPolicy, load_policy
-from envs.behaviour.recipes import Ingredient
+from envs.behavior.policies import BehaviorPolicy, load_policy
+from envs.behavior.recipes import Ingredient
 from envs.datasets.minari import RecordedEpisode, write_minari
 from envs.errors import DataError
 from envs.make import Env, make_environment
@@ -25,7 +25,7 @@ POLICY_STREAM = 1
 """The environment draws from the seed itself: from one stream, first actions would be a function of first states."""
 
 
-def run_episode(env: Env, policy: BehaviourPolicy, *, seed: int) -> RecordedEpisode:
+def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpisode:
     """One episode, until the environment or its time limit ends it."""
     random = np.random.default_rng([seed, POLICY_STREAM])
     observation, _ = env.reset(seed=seed)

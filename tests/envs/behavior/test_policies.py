@@ -1,4 +1,4 @@
-"""Behaviour policies: the networks that come with the package, and anybody's own."""
+"""Behavior policies: the networks that come with the package, and anybody's own."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from envs.behaviour.policies import POLICIES, GaussianPolicy, UniformPolicy, load_policy, read_card
-from envs.behaviour.record import run_episode
+from envs.behavior.policies import POLICIES, GaussianPolicy, UniformPolicy, load_policy, read_card
+from envs.behavior.record import run_episode
 from envs.make import make_environment
 from envs.tasks import ENVIRONMENTS, ActionBox, task_of
 from primal_dt.evaluation.score import normalized

@@ -1,4 +1,4 @@
-"""Trains the behaviour policies of the built-in data sets: ``python -m envs.behaviour.train hopper``.
+"""Trains the behavior policies of the built-in data sets: ``python -m envs.behavior.train hopper``.
 
 PPO of Stable-Baselines3 (the extra ``record``). Every 25,000 steps it keeps a snapshot of the policy and all that is
 needed to go on; stopped at any moment and started again, it goes on from the last of them, with new episodes.
@@ -24,8 +24,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tqdm import tqdm
 
-from envs.behaviour.policies import BehaviourPolicy, GaussianPolicy, load_policy
-from envs.behaviour.record import run_episode
+from envs.behavior.policies import BehaviorPolicy, GaussianPolicy, load_policy
+from envs.behavior.record import run_episode
 from envs.make import make_environment
 from envs.tasks import ENVIRONMENTS, Task, task_of
 from primal_dt.evaluation.score import normalized
@@ -39,14 +39,14 @@ EPISODES_PER_MEAN = 50
 NUM_REPLAY = 6
 MEDIUM_SCORES = (30.0, 50.0)
 CHOICE_SEEDS, CARD_SEEDS = range(20_000, 20_030), range(10_000, 10_100)
-README_HEAD = """# Behaviour policies
+README_HEAD = """# Behavior policies
 
 What the built-in data sets are recorded from: networks with two hidden layers, as numpy arrays. Each was trained with
 PPO by the command below. Expert is the snapshot with the highest training return, medium the first with scores from 30
 to 50, and the returns here are of other episodes than those that decided. Scores are in D4RL's unit.
 `primal/.../medium-v0` and `expert-v0` are recorded from the policies of that name, actions sampled, `medium-expert-v0`
 from both in equal parts, `medium-replay-v0` from all `replay` snapshots in equal parts, `random-v0` from uniform
-actions. Written by `envs/behaviour/train.py`.
+actions. Written by `envs/behavior/train.py`.
 """
 
 
@@ -123,7 +123,7 @@ def make_model(env_id: str, recipe: Recipe, seed: int) -> tuple[PPO, VecNormaliz
     return model, environments
 
 
-def behaviour_policy(model: PPO, environments: VecNormalize, activation: str) -> GaussianPolicy:
+def behavior_policy(model: PPO, environments: VecNormalize, activation: str) -> GaussianPolicy:
     """What the model would do, without the model."""
     weights = {name: value.detach().numpy().copy() for name, value in model.policy.state_dict().items()}
     box, moments = environments.action_space, environments.obs_rms
@@ -175,7 +175,7 @@ class Keeper(BaseCallback):
         mean = float(np.mean(self.returns)) if self.returns else float("nan")
         self.progress.set_postfix_str(f"training return {mean:.0f}")
         self.curve.append((self.num_timesteps, mean))
-        policy = behaviour_policy(self.model, environments, self.recipe.activation)
+        policy = behavior_policy(self.model, environments, self.recipe.activation)
         policy.save(snapshot_path(self.folder, self.num_timesteps))
         state = {
             "steps": self.num_timesteps,
@@ -259,7 +259,7 @@ def choose(curve: list[tuple[int, float]], name: str, score_of: Callable[[int], 
     return {policy: curve[index][0] for policy, index in chosen.items()}
 
 
-def measure(policy: BehaviourPolicy, task: Task, seeds: range, label: str) -> dict[str, float]:
+def measure(policy: BehaviorPolicy, task: Task, seeds: range, label: str) -> dict[str, float]:
     """Its return over the episodes of these seeds."""
     env = make_environment(task)
     returns = [
@@ -294,7 +294,7 @@ def write_card(name: str, chosen: dict[str, int], task: Task, *, seed: int, snap
     replay = [f"{name}/{policy}" for policy in chosen if policy.startswith("replay")]
     card = {
         "environment": task.env_id,
-        "command": f"python -m envs.behaviour.train {name} --seed {seed}",
+        "command": f"python -m envs.behavior.train {name} --seed {seed}",
         "seed": seed,
         "algorithm": "PPO, Stable-Baselines3 " + version("stable-baselines3"),
         "recipe": asdict(RECIPES[name]),
@@ -330,7 +330,7 @@ def main(
     snapshots: Path = Path("runs/policies"),
     out: Path = Path("runs/policies/chosen"),
 ) -> None:
-    """Train the behaviour policies of one environment, choose among the snapshots, and write the model card.
+    """Train the behavior policies of one environment, choose among the snapshots, and write the model card.
 
     Start it again to go on after a stop.
 
@@ -338,7 +338,7 @@ def main(
         environment: where.
         seed: of the training.
         snapshots: folder of what the training keeps.
-        out: folder of the chosen policies and their card; envs/behaviour/weights to replace those of the package.
+        out: folder of the chosen policies and their card; envs/behavior/weights to replace those of the package.
     """
     torch.set_num_threads(1)
     curve = train(environment, seed=seed, folder=snapshots / environment)

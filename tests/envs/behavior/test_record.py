@@ -6,9 +6,9 @@ import minari
 import numpy as np
 import pytest
 
-from envs.behaviour.policies import UniformPolicy
-from envs.behaviour.recipes import STANDARD_STEPS, Ingredient, builtin_recipe
-from envs.behaviour.record import record, run_episode
+from envs.behavior.policies import UniformPolicy
+from envs.behavior.recipes import STANDARD_STEPS, Ingredient, builtin_recipe
+from envs.behavior.record import record, run_episode
 from envs.datasets.minari import open_minari
 from envs.datasets.names import DatasetName
 from envs.errors import DataError

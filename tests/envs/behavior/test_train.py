@@ -1,4 +1,4 @@
-"""The training of behaviour policies: what it chooses, and that a stop loses nothing."""
+"""The training of behavior policies: what it chooses, and that a stop loses nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from envs.behaviour import train as train_policies
-from envs.behaviour.policies import GaussianPolicy
-from envs.behaviour.train import Recipe, choose, make_model, snapshot_path, train
+from envs.behavior import train as train_policies
+from envs.behavior.policies import GaussianPolicy
+from envs.behavior.train import Recipe, choose, make_model, snapshot_path, train
 
 SHORT = Recipe(steps=768, hidden=8, rollout_steps=256, batch_size=64, epochs=2)
 
@@ -43,10 +43,10 @@ def test_training_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyte
     with tqdm(total=1) as progress:
         keeper = train_policies.Keeper(tmp_path, SHORT, progress)
         keeper.restore(model, environments)
-    restored = train_policies.behaviour_policy(model, environments, "tanh")
+    restored = train_policies.behavior_policy(model, environments, "tanh")
     for name in ("weight1", "bias3", "log_std", "state_mean", "state_std"):
         np.testing.assert_array_equal(getattr(restored, name), getattr(at_stop, name))
-    assert model.policy.optimizer.state_dict()["state"]  # the optimiser's moments came back as well
+    assert model.policy.optimizer.state_dict()["state"]  # the optimizer's moments came back as well
 
     curve = train("hopper", seed=0, folder=tmp_path)
     assert [steps for steps, _ in curve] == snapshots(tmp_path) == [0, 256, 512, 768]

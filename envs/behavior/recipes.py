@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from envs.behaviour.policies import read_card
+from envs.behavior.policies import read_card
 from envs.datasets.names import DatasetName
 
 __all__ = ["STANDARD_STEPS", "Ingredient", "builtin_recipe"]
@@ -17,7 +17,7 @@ class Ingredient:
     """A policy, and how many steps of it."""
 
     policy: str
-    """As :func:`envs.behaviour.policies.load_policy` takes it."""
+    """As :func:`envs.behavior.policies.load_policy` takes it."""
     steps: int
     """At least so many: the last episode is not cut off."""
 

@@ -20,7 +20,7 @@ from primal_dt.system.files import atomic_write
 
 __all__ = [
     "BatchedPolicy",
-    "BehaviourPolicy",
+    "BehaviorPolicy",
     "GaussianPolicy",
     "UniformPolicy",
     "load_callable",
@@ -36,10 +36,10 @@ ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
     "relu": lambda x: np.maximum(x, 0),
 }
 OBSERVATION_CLIP = 10.0
-"""Standardised observations are kept within it, as they were in training."""
+"""Standardized observations are kept within it, as they were in training."""
 
 
-class BehaviourPolicy(Protocol):
+class BehaviorPolicy(Protocol):
     """Anything that can be called like this can be recorded."""
 
     def __call__(self, observation: NDArray[np.floating], random: np.random.Generator, /) -> NDArray[np.floating]:
@@ -115,7 +115,7 @@ class GaussianPolicy:
 
 
 class BatchedPolicy:
-    """A behaviour policy as rollouts take it: environment by environment, whatever the target.
+    """A behavior policy as rollouts take it: environment by environment, whatever the target.
 
     The n-th episode that is begun has random numbers of its own, from (seed, n): it does not depend on how many run at
     a time.
@@ -125,7 +125,7 @@ class BatchedPolicy:
         seed: of its random numbers.
     """
 
-    def __init__(self, policy: BehaviourPolicy, seed: int) -> None:
+    def __init__(self, policy: BehaviorPolicy, seed: int) -> None:
         self._policy = policy
         self._seed = seed
         self._begun = 0
@@ -154,7 +154,7 @@ def read_card(environment: str) -> dict[str, Any]:
     return json.loads((POLICIES / environment / "card.json").read_text())
 
 
-def load_policy(name: str, task: Task) -> BehaviourPolicy:
+def load_policy(name: str, task: Task) -> BehaviorPolicy:
     """A policy by its name.
 
     Args:
@@ -178,7 +178,7 @@ def load_policy(name: str, task: Task) -> BehaviourPolicy:
     return GaussianPolicy.load(path)
 
 
-def load_callable(name: str) -> BehaviourPolicy:
+def load_callable(name: str) -> BehaviorPolicy:
     """Somebody's policy, as ``module:name``. This runs their module, as importing it would.
 
     Raises:
