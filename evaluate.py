@@ -1,15 +1,23 @@
-"""Evaluate trained policies: normalized returns over seeds, as a table and as a report.
+"""Evaluate trained policies and report their normalized returns over seeds.
 
-python evaluate.py runs/* groups runs that differ in their seed alone, runs the episodes that have not been run
-yet, and writes report.md, report.csv, report.json and plots. The ends of the scale: python evaluate.py --policy random
---task hopper, or --policy hopper/expert.
+To evaluate the last checkpoint of every run:
+  python evaluate.py runs/*
+
+To evaluate a behavior policy, for the low and the high end of the scale:
+  python evaluate.py --policy random --task hopper
+  python evaluate.py --policy hopper/expert
+
+Runs that differ only in their seed form a group. Cached episodes are reused.
+
+Results are printed and written: report.md, report.csv, report.json and plots.
 """
 
-if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should end the program without a traceback
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import importlib.util
 import json
 import sys
 import time
@@ -43,78 +51,98 @@ STARTED = time.strftime("%Y%m%d-%H%M%S")
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
 
 
+# tyro starts a new line in --help where a field's docstring does, so each line below holds whole sentences.
 @dataclass(frozen=True)
 class Config:
-    """What to evaluate, and how."""
+    """The command line: what to evaluate, and how."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of runs, whose last checkpoints are taken; or files of checkpoints."""
+    """Run folders, whose last checkpoint is evaluated, or checkpoint files. Required unless --policy is given.
+    If there are several paths, those that are not runs are skipped."""
     policy: str | None = None
-    """Instead of runs: random, hopper/medium, hopper/expert, ..., or a function of your own as module:name."""
+    """Behavior policy to evaluate instead of runs.
+    It is random, a built-in policy such as hopper/medium or hopper/expert, or your own function as module:name."""
     task: str | None = None
-    """Where --policy acts: hopper, halfcheetah, walker2d, or with a version, such as Hopper-v4."""
+    """Task in which --policy acts. Only for --policy.
+    It is hopper, halfcheetah or walker2d, in the newest version of the environment, or a version such as Hopper-v4.
+    If not given: the task in the name of a built-in policy. Other policies need this flag."""
     episodes: int = 100
-    """For each target."""
+    """Number of episodes for each target return."""
     targets: tuple[float, ...] = ()
-    """Returns to ask for besides the task's headline, which is always evaluated. If not given: the training's."""
+    """Target returns in addition to the task's headline target, which is always evaluated. Only for runs.
+    They are returns of the environment, not normalized: 1800 for hopper, for example.
+    If not given: the targets of the training run."""
     mode: InferenceMode = "window"
-    """window is exact; streaming is faster and another function: its score is shown beside that of window."""
+    """How the model is run. Only for runs.
+    window: exact. Each action is computed from the last K steps, where K is the model's context.
+    streaming: faster, because each token is computed once, but a different function after the first K steps.
+    With streaming, the results of window are also reported. All layers must be softmax or primal layers."""
     seed: int = 2_000_000
-    """Episode i is seeded with this plus i: other episodes than those that are watched in training."""
+    """Seed of the first episode. Episode i is reset with this seed plus i. With --policy, it also seeds the policy.
+    The default gives other episodes than the evaluations during training."""
     envs: int = 64
-    """Environments that run at a time. On a CPU the result does not depend on it."""
+    """Number of environments that run at the same time. Fewer take less memory.
+    On a CPU the results do not depend on it."""
     workers: int | None = None
-    """Processes that step them; 0 for none but this one. If not given: what is fastest for so many environments."""
+    """Number of processes that step the environments. 0: the main process steps them.
+    If not given: one for every 32 environments, at most one for each CPU core, and 0 if that is fewer than two."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """Device of the model: auto, cpu, cuda, cuda:1 or mps. Only for runs.
+    auto: cuda if it is available, else mps, else cpu."""
     env_id: str | None = None
-    """Another version of the environment than the one trained for; needs --allow-version-mismatch."""
+    """Environment to evaluate in, such as Hopper-v4. Only for runs.
+    Another version than the one trained for needs --allow-version-mismatch.
+    If not given: the environment that the run was trained for."""
     allow_version_mismatch: bool = False
-    """Evaluate in another version than the one trained for. The report carries a warning."""
+    """Allow --env-id to name another version of the environment than the one trained for.
+    Versions differ in physics or reward, so scores are not comparable.
+    The report marks results in another version than that of the data. If not given: a mismatch is an error."""
     fresh: bool = False
-    """Run again what has been run before."""
+    """Run all episodes again, and replace the cached ones. Only for runs.
+    If not given: only episodes that are not cached are run."""
     video: bool = False
-    """Save an episode for each target as mp4, in the report's folder. Needs the extra video."""
+    """Save one episode for each run, mode and target as an mp4 file in the report folder. Only for runs.
+    Needs the extra "video": pip install -c constraints.txt -e '.[video]'"""
     json: bool = False
-    """Print the report as JSON instead of the table."""
+    """Print the report as JSON instead of a table. The report folder is written in either case."""
     out: Path | None = None
-    """Folder of the report. If not given: reports/<time>."""
+    """Report folder. If not given: reports/YYYYMMDD-HHMMSS, by the time of the start."""
 
     def __post_init__(self) -> None:
         if bool(self.runs) == (self.policy is not None):
-            raise ValueError("give runs to evaluate, such as runs/*; or --policy random --task hopper")
+            raise ValueError("give runs to evaluate (runs/*) or a policy (--policy random --task hopper), not both")
         if self.runs and self.task is not None:
-            raise ValueError("--task is for --policy; a run knows its own, and --env-id gives it another version")
+            raise ValueError("--task is for --policy only: a run has its own task; --env-id selects another version")
         if self.policy is not None and self.task is None and "/" not in self.policy:
-            raise ValueError(f"--policy {self.policy} needs --task: hopper, halfcheetah or walker2d")
+            raise ValueError(f"--policy {self.policy} needs --task, such as hopper, halfcheetah or walker2d")
         for_runs = {"--targets": self.targets, "--env-id": self.env_id, "--fresh": self.fresh, "--video": self.video}
         for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
         if self.policy is not None and (given := [name for name, value in for_runs.items() if value]):
-            raise ValueError(f"{given[0]} is for runs, and does nothing for --policy")
-        least = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
-        least["workers"] = (self.workers or 0, 0)
-        for name, (value, bound) in least.items():
-            if value < bound:
-                raise ValueError(f"{name} ({value}) must be at least {bound}")
+            raise ValueError(f"{given[0]} is for runs only and cannot be used with --policy")
+        minimums = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
+        minimums["workers"] = (self.workers or 0, 0)
+        for name, (value, minimum) in minimums.items():
+            if value < minimum:
+                raise ValueError(f"{name} ({value}) must be at least {minimum}")
 
     @property
     def folder(self) -> Path:
-        """The folder of the report."""
+        """The report folder."""
         return self.out or Path("reports") / STARTED
 
     @property
     def plan(self) -> EpisodePlan:
-        """Which episodes to run."""
+        """The episodes to run."""
         return EpisodePlan(self.targets, self.episodes, self.seed, self.envs, self.workers, self.fresh)
 
     @property
     def modes(self) -> tuple[InferenceMode, ...]:
-        """Streaming is always shown beside window."""
+        """The inference modes to run: streaming is always reported beside window."""
         return ("window",) if self.mode == "window" else ("window", "streaming")
 
 
 def main() -> int:
-    """Parse the command line, evaluate, report; explain a user's mistake without a traceback."""
+    """Parse the command line, evaluate and report. A user's mistake ends in a message, not in a traceback."""
     begin_program()
     try:
         config = tyro.cli(Config, description=__doc__)
@@ -125,14 +153,14 @@ def main() -> int:
                 evaluations,
                 published={f"{name}-{tier}-v2": row for (name, tier), row in TABLE_4.items()},
                 provenance=provenance() | {"device": str(choose_device(config.device))},
-                failures=failures,
+                failures=() if config.policy else failures,  # a behavior policy's are its notes
             )
             publish(report, config)
     except (RolloutError, ValueError, OSError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
-        print("stopped; episodes that had ended are cached", file=sys.stderr)
+        print("stopped; finished episodes of runs are cached", file=sys.stderr)
         return EXIT_INTERRUPTED
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
@@ -140,9 +168,9 @@ def main() -> int:
 
 
 def evaluate_runs(config: Config) -> tuple[list[Evaluation], list[str]]:
-    """Open all runs first, so that what is wrong is reported at once; then evaluate them in turn.
+    """Open all runs first, so that mistakes are reported at once; then evaluate them in turn.
 
-    Returns the evaluations, and what failed: a run that fails does not stop the others.
+    Returns the evaluations and the error messages: a run that fails does not stop the others.
     """
     device = choose_device(config.device)
     opened, failures = open_runs(config)
@@ -168,9 +196,9 @@ def evaluate_runs(config: Config) -> tuple[list[Evaluation], list[str]]:
 
 
 def open_runs(config: Config) -> tuple[list[TrainedRun], list[str]]:
-    """The runs that can be evaluated, and what is wrong with the others.
+    """Open the runs. Returns those that can be evaluated, and an error message for each of the others.
 
-    Paths that are not runs are skipped if there are several: runs/* may match files of other programs.
+    If there are several paths, those that are not runs are skipped: runs/* may match files of other programs.
     """
     opened, failures = [], []
     for path in config.runs:
@@ -186,17 +214,17 @@ def open_runs(config: Config) -> tuple[list[TrainedRun], list[str]]:
         check_environment(task_of(run.task.env_id))
         opened.append(run)
     if not opened:
-        raise CheckpointError(failures[0] if failures else "none of these is a run")
+        raise CheckpointError(failures[0] if failures else "none of the given paths is a run")
     return opened, failures
 
 
 def is_run(path: Path) -> bool:
-    """Whether it looks like a run folder or a checkpoint."""
+    """Whether a path looks like a run folder or a checkpoint file."""
     return path.suffix == ".pt" or (path / "config.json").exists() or (path / "checkpoints").exists()
 
 
 def check_version(run: TrainedRun, config: Config) -> None:
-    """Refuse another environment, and another version unless the user asked for it."""
+    """Reject another environment, and another version unless the user allowed it."""
     trained_for, env_id = run.checkpoint.task.env_id, run.task.env_id
     if task_of(env_id).environment != task_of(trained_for).environment:
         raise DataError(f"{run.path} is trained for {trained_for} and cannot act in {env_id}")
@@ -208,17 +236,17 @@ def check_version(run: TrainedRun, config: Config) -> None:
 
 
 def without_repeats(runs: list[TrainedRun]) -> list[TrainedRun]:
-    """One run for each configuration and seed: two of them are one experiment, whatever their folders are called."""
+    """Keep the first run of each configuration and seed: copies of one experiment must not count as several."""
     first: dict[tuple[str, int], TrainedRun] = {}
     for run in runs:
         other = first.setdefault((run.configuration, run.seed), run)
         if other is not run:
-            print(f"{run.path} is skipped: it has the settings and the seed of {other.path}", file=sys.stderr)
+            print(f"{run.path} is skipped: it has the same settings and seed as {other.path}", file=sys.stderr)
     return list(first.values())
 
 
 def evaluate_behavior(config: Config) -> tuple[list[Evaluation], list[str]]:
-    """A behavior policy: the ends of the scale."""
+    """Evaluate a behavior policy. Returns its evaluation and the error messages."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
     policy = BatchedPolicy(load_policy(name, task), config.seed)
@@ -230,7 +258,7 @@ def evaluate_behavior(config: Config) -> tuple[list[Evaluation], list[str]]:
 def save_videos(
     run: TrainedRun, evaluation: Evaluation, config: Config, *, mode: InferenceMode, device: torch.device
 ) -> None:
-    """Save a video of one episode for each target."""
+    """Save a video of the first episode at each target."""
     policy = run.checkpoint.policy(device, mode=mode)
     for target in dict.fromkeys(episode.target for episode in evaluation.episodes):
         path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target:g}.mp4"
@@ -239,10 +267,10 @@ def save_videos(
 
 
 def publish(report: Report, config: Config) -> None:
-    """Write the report, and print its table or its JSON."""
+    """Write the report, and print its table or its JSON text."""
     path = write_report(report, config.folder)
-    if not list(path.parent.glob("*.png")):
-        print("no plots: they need matplotlib, pip install -c constraints.txt -e '.[plots]'", file=sys.stderr)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plots: matplotlib is not installed; pip install -c constraints.txt -e '.[plots]'", file=sys.stderr)
     if config.json:
         print(json.dumps(report.as_json(), indent=1))
         return

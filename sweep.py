@@ -1,12 +1,16 @@
-"""Train and evaluate a grid of runs, on this machine or on a Ray cluster, and report on all of them.
+"""Train and evaluate a grid of runs, then report on all of them.
 
-python sweep.py demo runs a small one. Others: table4 and table7 of the paper, and grid, which is what the flags say:
-python sweep.py grid --datasets primal/hopper/medium-v0 --attention primal-plus softmax --seeds 0 1 2. Every flag of
-train.py that is not varied (python train.py quick --help) can be given besides, and counts for all runs. The same
-command again goes on with what is unfinished, and does nothing twice.
+The jobs run on this machine or on a Ray cluster. Examples:
+  python sweep.py demo
+  python sweep.py grid --attention primal-plus softmax --seeds 0 1 2
+  python sweep.py grid --datasets primal/hopper/medium-v0 --rank 16 32
+
+Other flags of train.py (python train.py quick --help) apply to all runs.
+
+To resume a sweep, run the same command again: finished jobs are skipped.
 """
 
-if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should end the program without a traceback
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -48,68 +52,88 @@ from primal_dt.training.arguments import parse_config
 
 EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
 INSTEAD = {
-    "--dataset": "give --datasets",
-    "--seed": "give --seeds",
-    "--threads": "give --cpus-per-job",
-    "--device": "give --gpus-per-job",
-    "--name": "each run has a name of its own",
-    "--resume": "the same command goes on with what is unfinished",
+    "--dataset": "use --datasets",
+    "--seed": "use --seeds",
+    "--threads": "use --cpus-per-job",
+    "--device": "use --gpus-per-job",
+    "--name": "leave it out; runs are named automatically",
+    "--resume": "leave it out; the same sweep command resumes unfinished jobs",
 }
-"""Flags of ``train.py`` that a sweep gives to each run by itself -> what a person can do."""
+"""Flags of ``train.py`` that a sweep sets for each run, and what the user can do instead."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to run, and where."""
+    """The runs of a sweep, and the resources for them."""
 
     sweep: Annotated[Literal["demo", "table4", "table7", "grid"], tyro.conf.Positional] = "demo"
-    """demo: small, minutes; table4, table7: the paper's, for a cluster; grid: what the flags say."""
+    """The sweep to run.
+    demo: six small runs, which take minutes on two cores.
+    table4, table7: the paper's tables, for a cluster.
+    grid: every combination of the flags below."""
     preset: Literal["quick", "paper"] | None = None
-    """Of train.py. If not given: the sweep's; quick for grid."""
+    """Preset of train.py for all runs.
+    If not given: paper for table4 and table7, else quick."""
     datasets: tuple[str, ...] | None = None
-    """Names or paths, as for train.py. If not given: the sweep's."""
+    """Data sets to train on: names or paths, as for train.py.
+    If not given: the nine D4RL data sets for table4 and table7,
+    else primal/hopper/medium-expert-v0."""
     attention: tuple[Attention, ...] | None = None
-    """Attention stacks. If not given: the sweep's."""
+    """Attention stacks to train.
+    If not given: all for table4, primal-plus for table7,
+    else primal-plus and softmax."""
     seeds: tuple[int, ...] | None = None
-    """Of the trainings. If not given: the sweep's."""
+    """Training seeds.
+    If not given: 0 to 4 for table4 and table7, else 0 to 2."""
     rank: tuple[int, ...] | None = None
-    """Of primal layers. If not given: the sweep's, or the paper's for each task."""
+    """Ranks of primal layers. Stacks without a primal layer ignore them.
+    If not given: 32 64 96 for table7, else the paper's rank for the
+    task, or 32 if the paper has none."""
     eta: tuple[float, ...] | None = None
-    """Weights of the KSVD penalty. If not given: the preset's."""
+    """Weights of the KSVD penalty, which only primal layers have.
+    If not given: the preset's weight."""
     episodes: int | None = None
-    """Of the evaluation that follows a training, for each target. If not given: the sweep's."""
+    """Evaluation episodes per target return, after training.
+    If not given: 20 for demo, else 100."""
     cpus_per_job: float = 1.0
-    """Cores that a job is given, and threads that it uses. A fraction shares a core."""
+    """CPU cores reserved for a job. A job uses one thread per whole core,
+    and at least one. With 0.5, two jobs share a core."""
     gpus_per_job: float = 0.0
-    """Of a GPU, that a job is given: a fraction shares one, 1 is all of it. Without any it trains on the CPU."""
+    """Share of a GPU reserved for a job, from 0 to 1. With 0.25, four jobs
+    share a GPU. With 0, jobs train on the CPU."""
     memory_per_job: float = 1.5
-    """GiB that a job is given. --dry-run measures what its training needs."""
+    """Memory reserved for a job, in GiB. --dry-run measures how much the training needs."""
     retries: int = 2
-    """How often a job that fails is tried again. One whose machine dies is sent elsewhere, as long as it gets on."""
+    """Number of times that a failed job is retried. A job whose machine dies
+    resumes elsewhere, which does not count as a retry. It fails after
+    three such deaths in a row without progress."""
     address: str | None = None
-    """Of a running Ray cluster, such as auto or 10.0.0.1:6379. If not given: this machine."""
+    """Address of a running Ray cluster, such as auto or 10.0.0.1:6379.
+    If not given: the jobs run on this machine."""
     out: Path = Path("runs/sweep")
-    """Folder of all runs. On a cluster: on a path that all nodes share, as PRIMAL_DT_CACHE and MINARI_DATASETS_PATH."""
+    """Folder for all runs and the report. On a cluster, all nodes must share
+    it, and the folders PRIMAL_DT_CACHE and MINARI_DATASETS_PATH."""
     dry_run: bool = False
-    """Show the jobs, what they ask for, and how long they will take by a short trial; download nothing, run nothing."""
+    """Print the jobs, the resources they request, and an estimate of the
+    total time from short trials. Run no job and download nothing."""
 
     def __post_init__(self) -> None:
         for name in ("datasets", "attention", "seeds", "rank", "eta"):
             if getattr(self, name) == ():
-                raise ValueError(f"{name} is empty: give at least one, or leave --{name} out for the sweep's own")
+                raise ValueError(f"{name} must have at least one value: leave --{name} out for the sweep's default")
         for name in ("cpus_per_job", "memory_per_job"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be above 0")
         if not 0 <= self.gpus_per_job <= 1:
-            raise ValueError(f"gpus_per_job ({self.gpus_per_job}) must be from 0 to 1: a run trains on one GPU")
+            raise ValueError(f"gpus_per_job ({self.gpus_per_job}) must be between 0 and 1: a run trains on one GPU")
         if self.retries < 0:
-            raise ValueError(f"retries ({self.retries}) must not be negative")
+            raise ValueError(f"retries ({self.retries}) must be at least 0")
         if self.episodes is not None and self.episodes < 1:
             raise ValueError(f"episodes ({self.episodes}) must be at least 1")
 
     @property
     def grid(self) -> Grid:
-        """The sweep, with what the flags change."""
+        """The named sweep, with the changes that the flags make."""
         grid = SWEEPS[self.sweep]
         return replace(
             grid,
@@ -124,12 +148,12 @@ class Config:
 
     @property
     def resources(self) -> Resources:
-        """Of a job."""
+        """The resources that each job requests."""
         return Resources(self.cpus_per_job, self.gpus_per_job, self.memory_per_job)
 
 
 def main() -> int:
-    """Parse, run, report; and say what went wrong, if anything did."""
+    """Parse the command line, run the sweep, report; explain a user's mistake without a traceback."""
     begin_program()
     try:
         config, jobs = parse(sys.argv[1:])
@@ -142,20 +166,20 @@ def main() -> int:
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         again = shlex.join(["python", *sys.argv])
-        print(f"stopped; what was done is kept. To go on: {again}", file=sys.stderr)
+        print(f"stopped; finished work is saved. To resume: {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
 def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
-    """The sweep and its jobs. Flags that it does not know are those of ``train.py``, for all runs."""
+    """Return the sweep's settings and its jobs. Flags that a sweep does not have go to ``train.py``, for all runs."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["demo", *arguments]
     config, rest = tyro.cli(Config, args=arguments, description=__doc__, return_unknown_args=True)
     if wrong := [word for word in rest if word.partition("=")[0] in INSTEAD]:
         name = wrong[0].partition("=")[0]
-        raise ValueError(f"{name} is not for a sweep, which gives it to each run: {INSTEAD[name]}")
+        raise ValueError(f"{name} is set by the sweep for each run: {INSTEAD[name]}")
     if wrong := [word for word in rest if word in SWEEPS]:
-        raise ValueError(f"the sweep's name comes first: python sweep.py {wrong[0]} ...")
+        raise ValueError(f"the name of the sweep must come first: python sweep.py {wrong[0]} ...")
     if config.address is not None or not config.dry_run:
         require_cluster(config.address)
     check_writable(config.out)
@@ -173,25 +197,25 @@ def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
 
 
 def fingerprint_of(dataset: str, base: Training) -> str:
-    """The digest of a data set's content. It is downloaded or recorded now, so that no job has to."""
+    """Return the digest of a data set's content. Download or record the data set now, so that no job has to."""
     return load_dataset(dataset, env_id=base.env_id, mix_versions=base.mix_versions).store.fingerprint
 
 
 def fingerprint_if_here(dataset: str, base: Training) -> str:
-    """For a plan: the jobs of data that would have to be downloaded are shown without its digest."""
+    """Return the digest for a dry run, or ``""`` if the data set would have to be downloaded."""
     if not must_download(dataset):
         return fingerprint_of(dataset, base)
-    print(f"{dataset} is not here yet: the sweep would download it first", file=sys.stderr)
+    print(f"{dataset} is not downloaded yet: the sweep would download it first", file=sys.stderr)
     return ""
 
 
 def roll_out(run: TrainedRun, plan: EpisodePlan) -> Evaluation:
-    """Evaluate a run, for a trial."""
+    """Evaluate a run on the CPU, for the trial of a dry run."""
     return evaluate_run(run, make_arena(task_of(run.task.env_id)), plan, mode="window", device=torch.device("cpu"))
 
 
 def programs() -> Programs:
-    """The scripts beside this one, and where the data is."""
+    """Return the scripts in the folder of this one, and the variables that point to the data."""
     here = Path(__file__).resolve().parent
     variables = {
         CACHE_VARIABLE: str(cache_folder().parent.resolve()),
@@ -201,48 +225,48 @@ def programs() -> Programs:
 
 
 def sweep(config: Config, jobs: list[Job]) -> int:
-    """Run what is not done, then report on all that is."""
+    """Run the unfinished jobs, then report on all finished ones. Returns the exit code."""
     todo = [job for job in jobs if job.record.state != "done"]
     require_as_begun(todo, config.resources.threads)
-    print(f"{len(jobs)} jobs in {config.out}, {len(jobs) - len(todo)} of them done before")
-    print(f"watch them: {shlex.join(['tensorboard', '--logdir', str(config.out)])}", flush=True)
+    print(f"jobs in {config.out}: {len(jobs)}, already done: {len(jobs) - len(todo)}")
+    print(f"curves: {shlex.join(['tensorboard', '--logdir', str(config.out)])}", flush=True)
     failed = run(config, jobs, todo) if todo else {}
     done = [job for job in jobs if job.record.state == "done"]
     is_reported = not done or report(done, config.out / "report")
     for name, record in failed.items():
-        why = record.errors[-1] if record.errors else f"it was {record.state}"
-        print(f"\nerror: {name} has failed. The last time:\n{why}", file=sys.stderr)
+        why = record.errors[-1] if record.errors else f"its state is {record.state!r}"
+        print(f"\nerror: {name} failed. Its last error:\n{why}", file=sys.stderr)
     return EXIT_FAILED_JOBS if failed or not is_reported else 0
 
 
 def report(jobs: Sequence[Job], folder: Path) -> bool:
-    """Report on all runs by ``evaluate.py``, which finds their episodes cached. Returns whether it succeeded."""
+    """Run ``evaluate.py``, which reports on all runs from their cached episodes. Returns whether it succeeded."""
     flags = ["--episodes", str(jobs[0].episodes), "--device", "cpu", "--out", str(folder)]
     command = [sys.executable, str(programs().evaluate), *(str(job.folder) for job in jobs), *flags]
     return subprocess.run(command, check=False).returncode == 0
 
 
 def require_as_begun(jobs: Sequence[Job], threads: int) -> None:
-    """Refuse to go on with runs on other threads or another device: they would not end as they would have.
+    """Check that runs resume with the threads and the device that they were started with, so that results repeat.
 
     Raises:
-        ValueError: if a run was begun otherwise.
+        ValueError: if a run was started with another number of threads or on another device.
     """
     for job in jobs:
-        asked = (threads, job.config.run.device)
-        if (begun := job.begun_with or asked) != asked:
+        requested = (threads, job.config.run.device)
+        if (started := job.begun_with or requested) != requested:
             raise ValueError(
-                f"{job.name} was begun with {begun[0]} threads on {begun[1]}, and is asked for with {asked[0]} on "
-                f"{asked[1]}, which would change its result: give the same --cpus-per-job and --gpus-per-job, or "
-                "another --out"
+                f"{job.name} was started with threads={started[0]}, device={started[1]}; resuming it with "
+                f"threads={requested[0]}, device={requested[1]} would change its result: give the same --cpus-per-job "
+                "and --gpus-per-job, or another --out"
             )
 
 
 def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
-    """Run jobs on a cluster. Returns those that failed."""
+    """Run the jobs in ``todo`` on the cluster, and return the records of those that failed."""
     with locked(config.out), connected(config.address):
-        for number in (signal.SIGTERM, signal.SIGHUP):  # stop as for Ctrl-C: Ray's own handler would kill the jobs
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        for number in (signal.SIGTERM, signal.SIGHUP):  # stop as on Ctrl-C; Ray's own handler would kill the jobs
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, signal.default_int_handler)
         require_room(config.resources)
         for job in todo:
@@ -265,12 +289,12 @@ def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, J
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Have a sweep's folder for oneself."""
+    """Lock a sweep's folder against other sweeps."""
     try:
         with FileLock(out / ".lock", timeout=0):
             yield
     except Timeout as error:
-        raise ValueError(f"another sweep is running in {out}: wait for it, or give another --out") from error
+        raise ValueError(f"another sweep is running in {out}: wait until it ends, or give another --out") from error
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
-"""Train a Decision Transformer on an offline data set, and evaluate it by rollouts.
+"""Train a Decision Transformer on an offline data set and evaluate it by rollouts.
 
-The first word is a preset: quick (the default) or paper. Flags change single settings:
-
+Give a preset, quick or paper (quick if omitted), and flags that change it:
+  python train.py
   python train.py --dataset primal/walker2d/medium-v0 --seed 1
+  python train.py paper --attention softmax
 
-To see all flags: python train.py quick --help. To resume a run: python train.py --resume runs/RUN.
+List all flags:
+  python train.py quick --help
+
+Resume a run:
+  python train.py --resume runs/RUN
 """
 
-if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should end the program without a traceback
+if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not print a traceback meanwhile
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -50,7 +55,7 @@ EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 
 
 def main() -> int:
-    """Parse the command line and train; explain a user's mistake without a traceback."""
+    """Parse the command line and train. Report user errors without a traceback."""
     begin_program()
     try:
         config, record = parse(sys.argv[1:])
@@ -65,7 +70,7 @@ def main() -> int:
 
 
 def parse(arguments: list[str]) -> tuple[Config, RunRecord | None]:
-    """The configuration; and the record of the run to resume, if there is one."""
+    """Return the configuration, and the record of the run to resume, if any."""
     config = parse_config(arguments, description=__doc__)
     if config.run.resume is not None:
         return resume_config(config, arguments)
@@ -74,7 +79,7 @@ def parse(arguments: list[str]) -> tuple[Config, RunRecord | None]:
 
 
 def train(config: Config, record: RunRecord | None, processes: Processes) -> int:
-    """Task -> trajectories -> sampler -> model -> trainer -> run."""
+    """Load the data, build the model and the trainer, and train."""
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     if processes.device.type == "cpu":
@@ -91,7 +96,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
         log_every_steps=config.run.log_every_steps,
     )
     with catch_signals(trainer.stop) as request:
-        if not processes.is_first:
+        if not processes.is_main:
             return follow(config, trainer)
         folder = Path(config.run.resume) if config.run.resume else new_folder(config, dataset, trainer)
         with lock_run(folder):
@@ -99,7 +104,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
 
 
 def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, request: StopRequest) -> int:
-    """Rank 0 trains, evaluates, logs, saves and reports."""
+    """Train on rank 0, which also evaluates, logs, saves checkpoints and writes the report."""
     curves = shlex.join(["tensorboard", "--logdir", str(folder.parent)])
     print(f"run folder: {folder}\nwatch it:   {curves}", flush=True)
     task, evaluation = dataset.run_task(config.evaluation.targets), config.evaluation
@@ -162,7 +167,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
 
 
 def follow(config: Config, trainer: Trainer) -> int:
-    """The other ranks only train."""
+    """Train on the other ranks, which write nothing."""
     if config.run.resume is not None:
         restore(trainer, Path(config.run.resume))
     try:
@@ -174,26 +179,26 @@ def follow(config: Config, trainer: Trainer) -> int:
 
 
 def is_due(every_steps: int, step: int) -> bool:
-    """Whether something that happens every so many steps happens now; 0 is never."""
+    """Return whether an action is due at this step. An interval of 0 means never."""
     return every_steps > 0 and step % every_steps == 0
 
 
 def load(config: Config, record: RunRecord | None, processes: Processes) -> Dataset:
-    """The data, downloaded or recorded by rank 0 for all, and an environment to evaluate in."""
+    """Load the data set, which rank 0 downloads or records for all ranks, and check the environment."""
 
     def read() -> Dataset:
         if record is not None:
             return reload_dataset(record)
         return load_dataset(config.dataset, env_id=config.env_id, mix_versions=config.mix_versions)
 
-    if not processes.is_first:
+    if not processes.is_main:
         if not processes.agree(True):
-            raise SystemExit(EXIT_MISTAKE)  # rank 0 says why
+            raise SystemExit(EXIT_MISTAKE)  # rank 0 prints the reason
         return read()
     try:
         dataset = read()
         if config.evaluation.eval_every_steps:
-            check_environment(dataset.task)  # fails now rather than at the first evaluation
+            check_environment(dataset.task)  # fail now, not at the first evaluation
     except BaseException:
         processes.agree(False)
         raise
@@ -204,7 +209,7 @@ def load(config: Config, record: RunRecord | None, processes: Processes) -> Data
 def make_sampler(
     config: Config, dataset: Dataset, batch_size: int, processes: Processes | None = None
 ) -> WindowSampler:
-    """Batches of windows, in the model's units."""
+    """Build the sampler of training windows."""
     return WindowSampler(
         dataset.trajectories,
         dataset.normalizer,
@@ -218,7 +223,7 @@ def make_sampler(
 
 
 def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
-    """A run folder, with the run's record in it."""
+    """Create the run folder and write the run's record to it."""
     folder = make_run_folder(
         Path(config.run.out),
         config.run.name,
@@ -239,12 +244,12 @@ def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
 
 
 def complain(problem: str) -> None:
-    """Tell the user what was wrong, and go on."""
+    """Print a problem that does not stop the run."""
     print(problem, file=sys.stderr)
 
 
 def publish(evaluation: Evaluation, folder: Path) -> None:
-    """Print the table of the last evaluation, and write a report."""
+    """Print the table of the last evaluation and write the report."""
     task = evaluation.task
     print(f"\n{task.dataset}, {evaluation.policy}, seed {evaluation.seed}, step {evaluation.step:,}")
     print(f"normalized return: {task.unit}\n\n{summary_table(evaluation.summaries())}\n")

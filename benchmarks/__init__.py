@@ -1,1 +1,1 @@
-"""Programs that measure the library. They use it as anyone would; nothing in it imports them."""
+"""Programs that benchmark the library. They import it as user code does; the library never imports them."""

@@ -1,6 +1,6 @@
-"""What makes a training step fast: primal-plus as it is, and without one thing at a time, by turns.
+"""Ablation of training speed: primal-plus as it is, and with one optimization removed at a time.
 
-Every variant trains in a process of its own, as in ``benchmarks.train``.
+Every variant trains in its own process. The processes make one step each in turn, as in ``benchmarks.train``.
 """
 
 import json
@@ -16,38 +16,38 @@ from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
 WITHOUT = {
-    "shards": "all threads share every operation, instead of a part of the batch for each",
-    "state positions": "the top layer's output and MLP at all tokens, instead of at the states",
-    "cheap dropout": "nn.Dropout's masks, a number for each entry, instead of 16 bits",
-    "kept memory": "malloc gives memory back to the system, instead of keeping it for the next step",
-    "right padding": "a mask for the softmax layers, which right padding makes needless",
-    "fused optimizer": "AdamW as torch has it by default, instead of fused",
-    "eager": "torch.compile, instead of running operations as they come (in one shard)",
+    "shards": "all threads work on each operation, instead of each on its own part of the batch",
+    "state positions": "the top layer's output and MLP at all tokens, instead of only at the states",
+    "cheap dropout": "nn.Dropout's masks, one random number per entry, instead of 16 random bits",
+    "kept memory": "malloc returns freed memory to the system, instead of reusing it in the next step",
+    "right padding": "a padding mask in the softmax layers, which right padding makes unnecessary",
+    "fused optimizer": "torch's default AdamW, instead of the fused one",
+    "eager": "torch.compile, instead of eager execution (in one shard)",
 }
-"""What can be left out, and what there is instead."""
+"""Optimization -> what replaces it when it is removed."""
 AS_IT_IS = "as it is"
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure."""
+    """Settings of the benchmark."""
 
     widths: tuple[int, ...] = (128, 256)
-    """Widths of the models: 128 with 1 head, 256 with 4, as in the papers; others with 1."""
+    """Model widths. Width 128 has 1 head and width 256 has 4, as in the papers; other widths have 1."""
     context: int = 20
-    """Steps of a window."""
+    """Context length K in environment steps."""
     steps: int = 40
-    """Timed steps of each."""
+    """Timed training steps of each variant."""
     without: tuple[str, ...] = tuple(WITHOUT)
-    """What to leave out, one at a time."""
+    """Optimizations to remove, one at a time."""
     threads: int = torch.get_num_threads()
-    """Of torch, in every process."""
+    """Torch threads in each process."""
     out: Path = Path("runs/benchmarks")
-    """Where ablation.json goes."""
+    """Folder for ablation.json."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.without) - WITHOUT.keys():
-            raise ValueError(f"without can be {', '.join(WITHOUT)}, not {', '.join(sorted(unknown))}")
+            raise ValueError(f"without must be among {', '.join(WITHOUT)}, not {', '.join(sorted(unknown))}")
         if min((self.context, self.steps, self.threads, *self.widths)) < 1:
             raise ValueError("widths, context, steps and threads must be at least 1")
 
@@ -73,7 +73,7 @@ def main(config: Config) -> None:
 
 
 def table(seconds: dict[str, list[float]], title: str) -> str:
-    """Milliseconds, and how much longer a step takes without a thing."""
+    """Table of milliseconds per step, and of the change in step time without each optimization."""
     base = quartiles(seconds[AS_IT_IS])[1]
     rows = []
     for name, seen in seconds.items():
@@ -81,7 +81,7 @@ def table(seconds: dict[str, list[float]], title: str) -> str:
         longer = "" if name == AS_IT_IS else f"{100 * (median / 1e3 / base - 1):+.0f} %"
         label = name if name == AS_IT_IS else f"without {name}: {WITHOUT[name]}"
         rows.append([label, f"{median:.1f}", f"{lower:.1f} to {upper:.1f}", longer])
-    return format_table([title, "ms per step", "quartiles", "a step takes"], rows)
+    return format_table([title, "ms per step", "quartiles", "change"], rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Time and memory of every kind of attention against the length of the sequence.
+"""Time and memory of every kind of attention layer, against sequence length.
 
-Forward and backward of one layer, as it is trained (Primal-Attention with its objective), interleaved in one
-process. Memory: the peak resident memory of one forward and backward above the process at rest, each cell in a fresh
-process whose malloc gives memory back as soon as it is freed.
+Each measurement is a forward and backward pass of one layer, as in training (Primal-Attention with its objective). All
+layers are timed alternately in one process. Memory is the peak resident memory of one pass above the process at rest.
+Each memory value is measured in a fresh process, whose malloc returns memory to the system as soon as it is freed.
 """
 
 import csv
@@ -29,34 +29,34 @@ RATE_SIZE = 1024
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure, and where to put it."""
+    """Settings of the benchmark."""
 
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
-    """Sequence lengths."""
+    """Sequence lengths in tokens."""
     seconds: float = 2.0
-    """How long each cell is timed."""
+    """Seconds to time each layer at each length."""
     threads: int | None = None
-    """CPU threads; torch's own choice if not given."""
+    """CPU threads. If not given, torch chooses."""
     device: str = "cpu"
-    """Where to run."""
+    """Torch device, for example cpu or cuda."""
     out: Path = Path("runs/benchmarks/attention")
     """Folder for attention.csv, attention.png and attention.md."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the tables."""
+    """A row of the tables: a kind of attention, bidirectional or causal."""
 
     label: str
     causal: bool
 
     @property
     def name(self) -> str:
-        """The label, with its direction."""
+        """The label and the direction."""
         return f"{self.label} ({'causal' if self.causal else 'bidirectional'})"
 
     def build(self, length: int) -> AttentionLayer:
-        """The layer, ready for sequences of this length."""
+        """Build the layer for sequences of this length."""
         kind, _, _ = self.label.partition(",")
         options: dict[str, dict[str, Any]] = {
             PRIMAL: {"rank": RANK},
@@ -73,7 +73,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer at one length."""
+    """Measurements of one layer at one length; None if it did not fit in memory."""
 
     variant: Variant
     length: int
@@ -82,7 +82,7 @@ class Cell:
 
 
 def variants() -> list[Variant]:
-    """All kinds in both directions, as far as they go."""
+    """All kinds of attention: bidirectional, then causal for those that have a causal form."""
     baselines = [kind for kind in ATTENTION_KINDS if kind not in ("primal", "softmax")]
     labels = [PRIMAL, "primal, data-independent", EXPLICIT, FUSED, *baselines]
     causal = [label for label in labels if label.partition(",")[0] in CAUSAL_KINDS and "data" not in label]
@@ -90,10 +90,10 @@ def variants() -> list[Variant]:
 
 
 def training_step(variant: Variant, length: int, device: torch.device) -> Callable[[], None]:
-    """Forward and backward of one sequence."""
+    """Make a function that runs a forward and backward pass on one sequence."""
     layer = variant.build(length).to(device)
     x = torch.randn(1, length, WIDTH, device=device, requires_grad=True)
-    gradient = torch.randn(1, length, WIDTH, device=device)  # what the rest of a model would send back
+    gradient = torch.randn(1, length, WIDTH, device=device)  # stands for the gradient from the rest of a model
 
     def step() -> None:
         layer.zero_grad()
@@ -108,23 +108,23 @@ def training_step(variant: Variant, length: int, device: torch.device) -> Callab
 
 
 def measure_memory(variant: Variant, length: int, device_name: str) -> float:
-    """One cell of the memory table; called in a process of its own."""
+    """Measure one cell of the memory table. Call it in a fresh process."""
     device = torch.device(device_name)
     return peak_memory_mib(training_step(variant, 8, device), training_step(variant, length, device), device)
 
 
 @dataclass(frozen=True)
 class Column:
-    """All layers at one length."""
+    """Measurements of all layers at one length."""
 
     length: int
     cells: tuple[Cell, ...]
     product_rate: float
-    """Of large matrix products, in FLOP/s, timed among the cells."""
+    """FLOP/s of large matrix products, timed among the layers."""
 
 
 def measure(config: Config, device: torch.device, note: Callable[[str], None]) -> Iterator[Column]:
-    """Column by column."""
+    """Measure one length after another."""
     for number, length in enumerate(config.lengths, 1):
         stage = f"{number} of {len(config.lengths)}: {length:,} tokens"
         note(stage)
@@ -152,9 +152,9 @@ def measure(config: Config, device: torch.device, note: Callable[[str], None]) -
 
 
 def primal_flops(length: int) -> int:
-    """Floating-point operations of the matrix products of a step: 2 per multiply-add, forward once, backward twice.
+    """Floating-point operations of a step's matrix products: 2 per multiply-add, forward once, backward twice.
 
-    Of the data-independent layer; data-dependent weights add little (rank * rank_multi rows, whatever the length).
+    Counts the data-independent layer. Data-dependent weights add little (rank * rank_multi rows at any length).
     """
     projections = 3 * WIDTH * WIDTH  # query, key, output
     head_width = WIDTH // NUM_HEADS
@@ -163,18 +163,18 @@ def primal_flops(length: int) -> int:
 
 
 def tables(columns: Sequence[Column]) -> Iterator[str]:
-    """Time and memory, a row per variant and a column per length."""
+    """Tables of time and memory, with a row per variant and a column per length."""
     lengths = [column.length for column in columns]
     found = {(cell.variant, cell.length): cell for column in columns for cell in column.cells}
     for causal in (False, True):
         rows = [variant for variant in variants() if variant.causal is causal]
         direction = "Causal" if causal else "Bidirectional"
         header = ["tokens", *(f"{length:,}" for length in lengths)]
-        yield f"{direction} layers: milliseconds of a forward and backward (median)\n\n" + format_table(
+        yield f"{direction} layers: milliseconds per forward and backward pass (median)\n\n" + format_table(
             header, [[row.label, *(_milliseconds(found[row, length]) for length in lengths)] for row in rows]
         )
         yield (
-            f"{direction} layers: peak memory (MiB) of a forward and backward, above rest\n\n"
+            f"{direction} layers: peak memory (MiB) of a forward and backward pass, above rest\n\n"
             + format_table(
                 header, [[row.label, *(_mebibytes(found[row, length]) for length in lengths)] for row in rows]
             )
@@ -190,7 +190,7 @@ def _mebibytes(cell: Cell) -> str:
 
 
 def findings(columns: Sequence[Column]) -> Iterator[str]:
-    """What the layer should show, and whether it does."""
+    """Compare the results with their bars."""
     cells = [cell for column in columns for cell in column.cells]
     seconds = {(c.variant.label, c.variant.causal, c.length): c.timing.median for c in cells if c.timing}
     memory = {(c.variant.label, c.variant.causal, c.length): c.memory_mib for c in cells if c.memory_mib is not None}
@@ -222,7 +222,7 @@ def findings(columns: Sequence[Column]) -> Iterator[str]:
             yield verdict(f"{name}: times less memory than {EXPLICIT}, 4,096", saving, 20.0, at_least=True)
         rival = min(peers, key=peers.__getitem__)
         yield verdict(
-            f"{name}: times as fast as the next kind ({rival}), 4,096", peers[rival] / own, 1.0, at_least=True
+            f"{name}: times as fast as the next fastest kind ({rival}), 4,096", peers[rival] / own, 1.0, at_least=True
         )
     if (PRIMAL, True, 4096) in seconds:
         ratio = seconds[PRIMAL, True, 4096] / seconds[PRIMAL, False, 4096]
@@ -233,13 +233,13 @@ def findings(columns: Sequence[Column]) -> Iterator[str]:
         bound = primal_flops(column.length) / column.product_rate
         yield (
             f"roofline, {column.length:,} tokens: at the {column.product_rate / 1e9:.0f} GFLOP/s of large matrix "
-            f"products in this run, those of the layer would take {1e3 * bound:.1f} ms; "
-            f"it takes {1e3 * seconds[PRIMAL, False, column.length]:.1f} ms, bidirectional"
+            f"products in this run, the layer's own products would take {1e3 * bound:.1f} ms; "
+            f"the bidirectional layer takes {1e3 * seconds[PRIMAL, False, column.length]:.1f} ms"
         )
 
 
 def save_csv(columns: Sequence[Column], path: Path) -> None:
-    """One line per cell."""
+    """Save a CSV file with one line per cell."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -255,7 +255,7 @@ def save_csv(columns: Sequence[Column], path: Path) -> None:
 
 
 def save_plot(columns: Sequence[Column], path: Path) -> None:
-    """Time and memory against length, both axes logarithmic."""
+    """Plot time and memory against length, on logarithmic axes."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -297,7 +297,7 @@ def save_plot(columns: Sequence[Column], path: Path) -> None:
 
 
 def machine(device: torch.device) -> str:
-    """Where the numbers come from."""
+    """Describe the software and hardware that the numbers come from."""
     threads = torch.get_num_threads()
     where = f"{threads} CPU thread{'s' if threads > 1 else ''} ({torch.backends.cpu.get_cpu_capability()})"
     if device.type == "cuda":
@@ -310,7 +310,7 @@ def machine(device: torch.device) -> str:
 
 
 def note_progress(text: str) -> None:
-    """One line that changes, in a terminal; elsewhere only the line that begins each length."""
+    """Show progress on stderr: one line that is overwritten in a terminal, otherwise one line per length."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     elif text.endswith("tokens"):
@@ -318,7 +318,7 @@ def note_progress(text: str) -> None:
 
 
 def check(config: Config) -> None:
-    """Find out now, not after a quarter of an hour, what would go wrong at the end."""
+    """Check flags and dependencies before the measurement, which takes about a quarter of an hour."""
     if not config.lengths or min(config.lengths) < 1:
         sys.exit(f"--lengths must be one or more numbers, each at least 1, not {config.lengths}")
     if config.threads is not None and config.threads < 1:
@@ -330,11 +330,11 @@ def check(config: Config) -> None:
         config.out.mkdir(parents=True, exist_ok=True)
         (config.out / "attention.csv").touch()
     except OSError as error:
-        sys.exit(f"--out must be a folder that can be written to, not {config.out}: {error.strerror}")
+        sys.exit(f"--out must be a writable folder, not {config.out}: {error.strerror}")
 
 
 def main(config: Config) -> None:
-    """Measure, print, save: after each length, so that an interrupted run keeps what it has."""
+    """Measure, print, save. Results are saved after each length, so an interrupted run keeps the finished lengths."""
     check(config)
     device = torch.device(config.device)
     if config.threads is not None:

@@ -1,4 +1,4 @@
-"""Training and testing of a classifier of sequences, whatever the sequences are, and what is kept of it.
+"""Train and test a sequence classifier, and save and load its results.
 
 Axes: B batch, L tokens.
 """
@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 CLIP = 4.0
-"""The gradient's norm is kept at or below it: far above what is usual, against accidents."""
+"""Maximum norm of the gradient. Usual norms are far below it; it only catches outliers."""
 FACTS, WEIGHTS = "encoder.json", "weights.pt"
-"""Files of a training that came to its end."""
+"""Files of a finished run: its settings and scores, and its weights."""
 
 
 class LabeledBatch(NamedTuple):
-    """Sequences of one length, padded, and their classes."""
+    """A batch of sequences, padded to one length, and their classes."""
 
     x: Tensor
-    """(B, L, ...), what the encoder's embedding takes."""
+    """(B, L, ...), the input of the encoder's embedding."""
     valid: Tensor | None
-    """(B, L) bool, True for real tokens; None if all are."""
+    """(B, L) bool, True for real tokens; None if all tokens are real."""
     labels: Tensor
     """(B,) int64."""
 
@@ -51,12 +51,12 @@ class Sequences:
     """Sequences and their classes."""
 
     tokens: Sequence[Tensor]
-    """(L,) uint8 of symbols, or (L, channels) of a time series, each."""
+    """One tensor per sequence: (L,) uint8 for symbols, (L, channels) for a time series."""
     labels: Tensor
-    """(number,) int64."""
+    """(number of sequences,) int64."""
 
     def batch(self, rows: Sequence[int], device: torch.device) -> LabeledBatch:
-        """These sequences, padded on the right to the longest of them."""
+        """Make a batch of the sequences at ``rows``, padded on the right to the longest of them."""
         chosen = [self.tokens[row] for row in rows]
         lengths = torch.tensor([len(tokens) for tokens in chosen])
         x = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
@@ -67,29 +67,29 @@ class Sequences:
         )
 
     def batches(self, size: int, device: torch.device, order: Sequence[int] | None = None) -> Iterator[LabeledBatch]:
-        """All of them, in an order."""
+        """Iterate over all sequences in batches of ``size``, in the given order or as stored."""
         order = range(len(self.tokens)) if order is None else order
         for first in range(0, len(order), size):
             yield self.batch(order[first : first + size], device)
 
     @property
     def longest(self) -> int:
-        """Tokens."""
+        """Length of the longest sequence, in tokens."""
         return max(len(tokens) for tokens in self.tokens)
 
 
 class Losses(NamedTuple):
-    """Of one update, on the device."""
+    """Results of one update, as scalar tensors on the device."""
 
     total: Tensor
     penalty: Tensor
-    """``sum_l mean(J_l^2)``, also if its weight is zero."""
+    """``sum_l mean(J_l^2)``, computed even if its weight eta is zero."""
     correct: Tensor
-    """How many of the batch were classified as they should be."""
+    """Number of sequences in the batch that were classified correctly."""
 
 
 def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabeledBatch, *, eta: float) -> Losses:
-    """One step of training."""
+    """Make one training step."""
     output = model(batch.x, batch.valid, with_objective=True)
     loss = classification_loss(output, batch.labels, eta=eta)
     optimizer.zero_grad(set_to_none=True)
@@ -103,7 +103,7 @@ def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabeledBatch
 
 @torch.inference_mode()
 def accuracy(model: Encoder, batches: Iterable[LabeledBatch]) -> float:
-    """The share of sequences that get their class, in percent."""
+    """Compute the percentage of sequences that are classified correctly."""
     model.eval()
     correct = total = 0
     for batch in batches:
@@ -114,33 +114,33 @@ def accuracy(model: Encoder, batches: Iterable[LabeledBatch]) -> float:
 
 
 def spread(values: Sequence[float]) -> str:
-    """``98.5 ± 0.7``: mean and sample standard deviation, the latter if there are several."""
+    """Format the mean and, for several values, the sample standard deviation: ``98.5 ± 0.7``."""
     deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{deviation}"
 
 
 def keep(folder: Path, model: Encoder, facts: Mapping[str, Any], scores: Mapping[str, float]) -> None:
-    """Write down a training that came to its end.
+    """Save a finished run: its weights, settings and scores.
 
     Args:
-        folder: its own.
-        model: trained.
-        facts: all that it depends on.
-        scores: split -> accuracy.
+        folder: the run's folder.
+        model: the trained model.
+        facts: all settings that the result depends on.
+        scores: split -> accuracy in percent.
     """
     with atomic_write(folder / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
-    keep_scores(folder, facts, scores, shape=asdict(model.shape))  # last: where they are, all is
+    keep_scores(folder, facts, scores, shape=asdict(model.shape))  # written last: if it exists, the run is complete
 
 
 def keep_scores(folder: Path, facts: Mapping[str, Any], scores: Mapping[str, float], **more: Any) -> None:
-    """Write down what a training came to, without what it learned."""
+    """Save the settings and scores of a finished run, without its weights."""
     with atomic_write(folder / FACTS) as file:
         file.write(json.dumps({"facts": facts, **more, "scores": scores}, indent=1).encode())
 
 
 def kept_scores(folder: Path, facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """The scores of a training that depended on just this, if there was one."""
+    """Read the scores of a finished run with exactly these settings; None if there is none."""
     path = folder / FACTS
     if not path.is_file():
         return None
@@ -150,11 +150,11 @@ def kept_scores(folder: Path, facts: Mapping[str, Any]) -> dict[str, float] | No
 
 
 def kept_encoder(folder: Path, embed: nn.Module) -> Encoder:
-    """A trained encoder.
+    """Load a trained encoder.
 
     Args:
-        folder: of its training.
-        embed: as it was trained with, any weights.
+        folder: the run's folder.
+        embed: an embedding of the same shape as the trained one. Its weights are overwritten.
     """
     shape = EncoderShape(**json.loads((folder / FACTS).read_text())["shape"])
     model = Encoder(embed, shape)

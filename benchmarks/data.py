@@ -1,8 +1,8 @@
-"""The data layer: how fast data sets are recorded and loaded, and what a batch costs.
+"""Speed of the data layer: recording and loading data sets, and sampling batches.
 
-Loads are of noise in HalfCheetah's widths, as a file in D4RL's layout and as a Minari data set. Each load is in a fresh
-process, the first (check, convert and store) and the second (map what is stored) by turns. Memory is the peak of the
-process's resident memory above what it had before.
+The loaded data is noise with HalfCheetah's state and action widths, as a file in D4RL's layout and as a Minari data
+set. Each load runs in a fresh process. First loads (check, convert and store) and second loads (memory-map the stored
+copy) alternate. Memory is the peak resident memory of the process above its memory before the load.
 """
 
 import os
@@ -35,20 +35,20 @@ EPISODE = 1000
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure."""
+    """Settings of the benchmark."""
 
     steps: int = 1_000_000
-    """Of the synthetic data set."""
+    """Transitions in the synthetic data set."""
     rounds: int = 3
-    """How often each load is measured."""
+    """Number of measurements of each load."""
     record_seconds: float = 10.0
-    """How long each environment is recorded."""
+    """Seconds to record in each environment."""
     sampler_seconds: float = 3.0
-    """How long each sampler is called."""
+    """Seconds to time each sampler."""
 
 
 def record_rates(seconds: float) -> Iterator[list[str]]:
-    """Steps per second of one process, with the expert policy where there is one, in turns of one episode."""
+    """Measure recording in one process with the expert policies, one episode per environment in turn."""
     tasks = [task_of(f"{environment.gymnasium_name}-v5") for environment in ENVIRONMENTS.values()]
     made = {
         task.env_id: (make_environment(task), load_policy(f"{task.environment.name}/expert", task)) for task in tasks
@@ -68,7 +68,7 @@ def record_rates(seconds: float) -> Iterator[list[str]]:
 
 
 def synthetic_episodes(num_steps: int, task: Task) -> Iterator[RecordedEpisode]:
-    """Noise in the shape of an environment's data."""
+    """Generate noise in the shape of an environment's data."""
     random, width = np.random.default_rng(0), task.environment
     for number in tqdm(range(num_steps // EPISODE), desc="writing", unit=" episodes", leave=False, disable=None):
         yield RecordedEpisode(
@@ -82,7 +82,7 @@ def synthetic_episodes(num_steps: int, task: Task) -> Iterator[RecordedEpisode]:
 
 
 def write_d4rl(path: Path, num_steps: int, task: Task) -> None:
-    """The same as a file in D4RL's layout, compressed as D4RL's are."""
+    """Write the same noise to a file in D4RL's layout, compressed as D4RL's files are."""
     widths = {"observations": (task.environment.state_width,), "actions": (task.environment.action_width,)}
     with h5py.File(path, "w") as file:
         for key in ("observations", "actions", "rewards", "terminals", "timeouts"):
@@ -98,7 +98,7 @@ def write_d4rl(path: Path, num_steps: int, task: Task) -> None:
 
 
 def timed_load(name: str) -> tuple[float, float]:
-    """Seconds, and MiB of peak memory, in a process that has imported everything."""
+    """Load a data set and return the seconds and the peak MiB, without the time of imports."""
     seconds = 0.0
 
     def load() -> None:
@@ -112,7 +112,7 @@ def timed_load(name: str) -> tuple[float, float]:
 
 
 def load_times(names: dict[str, str], cache: Path, rounds: int) -> Iterator[list[str]]:
-    """First and second load of each data set."""
+    """Measure the first and the second load of each data set."""
     seen: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in tqdm(range(rounds), desc="loading", leave=False, disable=None):
         shutil.rmtree(cache, ignore_errors=True)
@@ -126,7 +126,7 @@ def load_times(names: dict[str, str], cache: Path, rounds: int) -> Iterator[list
 
 
 def sampler_times(name: str, seconds: float) -> Iterator[list[str]]:
-    """Milliseconds per batch of 64 windows of 20 steps."""
+    """Measure the milliseconds per batch of 64 windows of 20 steps, for each weighting."""
     dataset = load_dataset(name)
     samplers = {
         weighting: WindowSampler(
@@ -143,7 +143,7 @@ def sampler_times(name: str, seconds: float) -> Iterator[list[str]]:
 
 
 def main(config: Config) -> None:
-    """Measure the data layer and print tables."""
+    """Measure the data layer and print the tables."""
     rates = list(record_rates(config.record_seconds))
     print("Recording, one process\n")
     print(format_table(["environment", "steps per second", "seconds per 100,000"], rates), flush=True)

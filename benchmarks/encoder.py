@@ -1,4 +1,4 @@
-"""A small bidirectional Transformer that classifies sequences, with any stack of attention layers.
+"""A small bidirectional Transformer that classifies sequences, with any attention stack.
 
 Axes: B batch, L tokens, D width, C classes.
 """
@@ -22,38 +22,42 @@ STACKS = (
     PRIMALFORMER,
     *(kind for kind in ATTENTION_KINDS if kind not in ("primal", "softmax")),
 )
-"""``softmax``: canonical attention; ``primal-plus``: Primal-Attention in the last layer, softmax below;
-``primalformer``: in all layers; or one other kind in all."""
+"""``softmax``: canonical attention in all layers. ``primal-plus``: Primal-Attention in the last layer, softmax below.
+``primalformer``: Primal-Attention in all layers. Any other name: that kind of attention in all layers."""
 PENALIZED = (PRIMAL_PLUS, PRIMALFORMER)
-"""Stacks whose layers, or one of them, have a J."""
+"""Stacks in which at least one layer has a KSVD objective J."""
 
 
 def check_stacks(attention: Sequence[str], seeds: Sequence[int]) -> None:
-    """Refuse a choice of stacks and seeds that a benchmark cannot train."""
+    """Check the attention stacks and seeds of a benchmark.
+
+    Raises:
+        ValueError: if one of the two is empty or has duplicates, or if a stack is unknown.
+    """
     if unknown := set(attention) - set(STACKS):
-        raise ValueError(f"attention can be {', '.join(STACKS)}, not {', '.join(sorted(unknown))}")
+        raise ValueError(f"attention must be among {', '.join(STACKS)}, not {', '.join(sorted(unknown))}")
     for name, values in (("attention", attention), ("seeds", seeds)):
         if not values or len(set(values)) < len(values):
-            raise ValueError(f"{name} must name at least one, and each once, not {list(values)}")
+            raise ValueError(f"{name} must have at least one entry and no duplicates, not {list(values)}")
 
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """The network behind the embedding."""
+    """Shape of the network behind the embedding."""
 
     num_classes: int
     max_length: int
-    """The longest sequence: there is an embedding for each position."""
+    """Maximum sequence length. Each position has a learned embedding."""
     attention: str = PRIMAL_PLUS
-    """One of ``STACKS``."""
+    """The attention stack, one of ``STACKS``."""
     num_layers: int = 2
     width: int = 512
-    """D."""
+    """Embedding width D."""
     num_heads: int = 8
     mlp_width: int = 512
     dropout: float = 0.1
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Kind of attention -> what ``build_attention`` is told besides."""
+    """Kind of attention -> additional arguments of ``build_attention``."""
 
     def __post_init__(self) -> None:
         if self.attention not in STACKS:
@@ -61,19 +65,19 @@ class EncoderShape:
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """The kind of attention of each layer, from the bottom."""
+        """The kind of attention in each layer, from the bottom."""
         if self.attention == PRIMAL_PLUS:
             return ("softmax",) * (self.num_layers - 1) + ("primal",)
         return ("primal" if self.attention == PRIMALFORMER else self.attention,) * self.num_layers
 
 
 class EncoderOutput(NamedTuple):
-    """What the encoder says about a batch."""
+    """Output of the encoder for a batch."""
 
     logits: Tensor
-    """(B, C)."""
+    """Class scores, (B, C)."""
     objectives: list[Tensor]
-    """J (B,) of each layer that has one, if it was asked for."""
+    """J (B,) of each layer that has one; empty if not requested."""
 
 
 class EncoderBlock(nn.Module):
@@ -102,18 +106,18 @@ class EncoderBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, valid: Tensor | None, *, with_objective: bool) -> tuple[Tensor, Tensor | None]:
-        """(B, L, D), and J (B,) if the layer has one and it is asked for."""
+        """Return the output (B, L, D), and J (B,) if the layer has one and it is requested."""
         hidden, objective = self.attention(self.attention_norm(x), valid, with_objective=with_objective)
         x = x + hidden
         return x + self.mlp(self.mlp_norm(x)), objective
 
 
 class Encoder(nn.Module):
-    """Embedding plus position, pre-norm blocks, the mean over real tokens, a linear layer.
+    """Embedding plus learned positions, pre-norm blocks, the mean over real tokens, and a linear layer.
 
     Args:
-        embed: what comes in -> (B, L, D): ``nn.Linear`` for time series, ``nn.Embedding`` for symbols.
-        shape: all else.
+        embed: maps the input to (B, L, D): ``nn.Linear`` for time series, ``nn.Embedding`` for symbols.
+        shape: the shape of the rest.
     """
 
     def __init__(self, embed: nn.Module, shape: EncoderShape) -> None:
@@ -128,12 +132,12 @@ class Encoder(nn.Module):
         self.head = nn.Linear(shape.width, shape.num_classes)
 
     def forward(self, x: Tensor, valid: Tensor | None = None, *, with_objective: bool = False) -> EncoderOutput:
-        """Classify.
+        """Classify a batch of sequences.
 
         Args:
-            x: what ``embed`` takes, (B, L, ...); anything finite where it is padding.
-            valid: (B, L) bool, True for real tokens; None if all are.
-            with_objective: return J of the layers that have one.
+            x: input of ``embed``, (B, L, ...). Padding may have any finite values.
+            valid: (B, L) bool, True for real tokens; None if all tokens are real.
+            with_objective: also return J of the layers that have one.
         """
         tokens: Tensor = self.embed(x)  # (B, L, D)
         if tokens.shape[1] > self.shape.max_length:
@@ -150,7 +154,7 @@ class Encoder(nn.Module):
 
 
 def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
-    """(B, L, D) -> (B, D), over real tokens."""
+    """Mean over real tokens: (B, L, D) -> (B, D)."""
     if valid is None:
         return x.mean(1)
     total = x.masked_fill(~valid[..., None], 0.0).sum(1)
@@ -158,8 +162,8 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def classification_loss(output: EncoderOutput, labels: Tensor, *, eta: float) -> Tensor:
-    """Cross-entropy, plus ``eta * sum_l mean(J_l^2)``."""
+    """Cross-entropy plus ``eta * sum_l mean(J_l^2)``."""
     loss = F.cross_entropy(output.logits, labels)
-    if eta == 0:  # nothing then waits for a gradient of J
+    if eta == 0:  # skips the backward pass through J
         return loss
     return loss + eta * sum(objective.square().mean() for objective in output.objectives)

@@ -1,4 +1,4 @@
-"""Measuring side by side: interleaved times, and peak memory in processes of their own."""
+"""Time and memory measurements: interleaved timing, and peak memory in separate processes."""
 
 import ctypes
 import gc
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call."""
+    """Statistics of the seconds per call."""
 
     median: float
     lower_quartile: float
@@ -38,13 +38,13 @@ def time_interleaved(
     device: torch.device,
     on_call: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing]:
-    """Time several functions in turns, so that a slow moment of the machine strikes all of them.
+    """Time several functions alternately, so that a slow moment of the machine affects all of them.
 
     Args:
         calls: name -> function.
-        seconds: how long each is called for in all, after one call to warm up. At least 3 calls each.
-        device: waited for before the clock is read.
-        on_call: told the name before each call.
+        seconds: the minimum total time of each function, after one warm-up call. Each is timed at least 3 times.
+        device: synchronized before the clock is read.
+        on_call: called with a function's name before each of its calls.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():
@@ -58,7 +58,7 @@ def time_interleaved(
 
 
 def clocked(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call, until the device is done with it."""
+    """Time a call in seconds, including the work that it queues on the device."""
     _wait(device)
     start = time.perf_counter()
     call()
@@ -77,16 +77,19 @@ def _summary(seen: list[float]) -> Timing:
 
 
 def large_matrix_product(device: torch.device, *, size: int = 1024) -> Callable[[], object]:
-    """A call worth ``2 * size**3`` floating-point operations, to time among the others."""
+    """Make a function of ``2 * size**3`` floating-point operations: the product of two square matrices.
+
+    Timed among other functions, it gives the machine's rate in the same run.
+    """
     a, b = torch.randn(2, size, size, device=device)
     return lambda: a @ b
 
 
 def peak_memory_mib(warm_up: Callable[[], object], call: Callable[[], object], device: torch.device) -> float:
-    """The most memory that a call holds above what the process holds at rest, after warming up, in MiB.
+    """Measure the peak memory of a call, in MiB above the process at rest after a warm-up.
 
-    On a GPU, what torch allocates. Elsewhere, the resident memory of the process: run it in a process of its
-    own (:func:`run_alone`), since what earlier calls left behind would hide what this one takes.
+    On a GPU this is memory allocated by torch. Elsewhere it is the resident memory of the process: measure in a fresh
+    process (:func:`run_alone`), because memory left over from earlier calls would hide the memory of this one.
     """
     warm_up()
     square = torch.ones(1024, 1024, device=device)
@@ -94,7 +97,7 @@ def peak_memory_mib(warm_up: Callable[[], object], call: Callable[[], object], d
         square @ square,
         square.T @ square,
         square @ square.T,
-    )  # libraries set up their buffers at the first large product
+    )  # libraries allocate their buffers in the first large product
     del square, _
     gc.collect()
     if device.type == "cuda":
@@ -103,7 +106,7 @@ def peak_memory_mib(warm_up: Callable[[], object], call: Callable[[], object], d
         call()
         return (torch.cuda.max_memory_allocated(device) - rest) / 2**20
     reset_peak = Path("/proc/self/clear_refs")
-    if reset_peak.exists():  # Linux: forget the peak so far, then read the new one
+    if reset_peak.exists():  # Linux: reset the peak, then read the new one
         reset_peak.write_text("5")
         rest = _status_kib("VmRSS")
         call()
@@ -121,18 +124,20 @@ def _status_kib(field: str) -> int:
 
 
 def run_alone(function: Callable[..., Result], *arguments: object, for_memory: bool = True) -> Result:
-    """Call a function of a module in a fresh process, which may take the memory that is free now and no more.
+    """Call a function in a fresh process, limited to the memory that is free now.
 
     Args:
-        function: what to call.
-        arguments: what with.
-        for_memory: give memory back at once, so that what is resident is in use. It costs time: not for clocks.
+        function: a function defined at the top level of a module.
+        arguments: its positional arguments.
+        for_memory: make malloc return freed memory at once, so that all resident memory is in use. This costs time:
+            turn it off when the function measures time.
 
     Raises:
-        MemoryError: if that was not enough.
+        MemoryError: if the function needs more memory than that.
+        RuntimeError: if the process ends without a result for another reason.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tyro", "primal_dt.attention"])  # fresh, yet without their start-up time
+    context.set_forkserver_preload(["torch", "tyro", "primal_dt.attention"])  # fresh processes, without import time
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(sender, function, arguments, for_memory))
     process.start()
@@ -140,7 +145,7 @@ def run_alone(function: Callable[..., Result], *arguments: object, for_memory: b
     try:
         result: Result | BaseException = receiver.recv()
         process.join()
-    except EOFError:  # it died without an answer; the system kills what takes too much memory
+    except EOFError:  # the process died; the system kills a process that takes too much memory
         process.join()
         kind = MemoryError if process.exitcode == -signal.SIGKILL else RuntimeError
         result = kind(f"the process ended with code {process.exitcode}")
@@ -166,7 +171,7 @@ def _send_result(
 
 
 def _return_memory_at_once() -> None:
-    """Have glibc give each large block back when it is freed, so that resident memory is memory in use."""
+    """Make glibc return each large block when it is freed, so that resident memory is memory in use."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         M_MMAP_THRESHOLD = -3  # from malloc.h
@@ -174,7 +179,7 @@ def _return_memory_at_once() -> None:
 
 
 def _free_bytes() -> int | None:
-    """Memory that can be had without swapping, where the system says."""
+    """Memory that is available without swapping, in bytes; None if the system does not report it."""
     info = Path("/proc/meminfo")
     if not info.exists():
         return None

@@ -1,4 +1,4 @@
-"""How a benchmark starts and ends."""
+"""Entry point shared by all benchmark programs."""
 
 import sys
 from collections.abc import Callable
@@ -15,13 +15,15 @@ ConfigT = TypeVar("ConfigT")
 
 
 def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name: str, description: str | None) -> None:
-    """Parse the flags and run; a user's mistake ends in a message, Ctrl-C without a traceback.
+    """Parse the flags and run a benchmark.
+
+    A ``ValueError`` or ``OSError`` ends the program with a message; Ctrl-C ends it without a traceback.
 
     Args:
-        main: what to do with the configuration.
-        config: a dataclass, whose fields are the flags.
-        name: of the module.
-        description: shown by ``--help``.
+        main: called with the parsed configuration.
+        config: a dataclass whose fields are the flags.
+        name: the module's name, shown in the usage line.
+        description: the text that ``--help`` shows.
     """
     begin_program()
     try:
@@ -34,10 +36,10 @@ def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name:
 
 
 def check_device(device: str) -> None:
-    """Find out now whether a device can be used.
+    """Check that a device can be used.
 
     Raises:
-        ValueError: if not.
+        ValueError: if torch cannot create a tensor on it.
     """
     try:
         torch.zeros(1, device=device)

@@ -1,6 +1,6 @@
-"""Numbers outside offline RL that others published, to stand beside ours.
+"""Published results outside offline RL, for comparison with ours.
 
-Source: Primal-Attention (arXiv 2305.19798), Tables 1 to 3, as printed. Columns have our names for the stacks.
+Source: Primal-Attention (arXiv 2305.19798), Tables 1 to 3, as printed. Columns use our names of the attention stacks.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ TABLE_1 = _table(
         "UWaveGestureLibrary": "85.6 85.0 85.6 85.3 85.6 86.6 86.3 88.4",
     },
 )
-"""UEA data set -> stack -> test accuracy in percent, best over epochs on the test split."""
+"""UEA data set -> stack -> test accuracy in percent, of the best epoch on the test split."""
 
 TABLE_2 = _table(
     _LRA,
@@ -43,7 +43,7 @@ TABLE_2 = _table(
         "pathfinder": "74.2 69.4 69.9 67.6 70.9 68.3 74.3",
     },
 )
-"""Task of the Long-Range Arena -> stack -> test accuracy in percent."""
+"""Long-Range Arena task -> stack -> test accuracy in percent."""
 
 TABLE_3: Mapping[str, Table] = {
     "seconds": _table(
@@ -67,4 +67,4 @@ TABLE_3: Mapping[str, Table] = {
         },
     ),
 }
-"""Quantity -> task -> stack: seconds of 1,000 training steps and peak memory on one V100."""
+"""Quantity -> task -> stack -> value: seconds per 1,000 training steps, and peak memory, on one V100."""

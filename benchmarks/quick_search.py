@@ -1,8 +1,10 @@
-"""The search behind the preset ``quick``: what learns most in a given time on a CPU.
+"""Search for the preset ``quick``: the settings that learn most in a given time on a CPU.
 
-Every setting of the grid trains for the same time: how many steps that is, is measured first, all settings by turns, on
-two threads. Then each is trained by ``train.py``, on the built-in data, on seeds that no result is reported for, and
-evaluated at its last step. All results are kept, a line each; a search that was stopped goes on.
+Every setting of the grid trains for the same time. The search first times a training step of all settings alternately,
+on two threads, and derives the number of steps of each. It then trains each setting with ``train.py`` on the built-in
+data, with seeds that no reported result uses, and evaluates it at the last step.
+
+Each result is appended to a CSV file as one line. An interrupted search resumes when it is started again.
 """
 
 import csv
@@ -57,32 +59,32 @@ CHANGES: list[dict[str, Any]] = [
     {"sampling": "return"},
     {"schedule": "constant"},
 ]
-"""The grid: one thing at a time, but for AdamW, which has its own best rates."""
+"""The grid: one change to ``BASE`` at a time, except with AdamW, which has its own best learning rates."""
 COLUMNS = ("dataset", *BASE, "seed", "seconds", "steps", "score", "score_std", "second_score", "action_mse")
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to search."""
+    """Settings of the search."""
 
     seconds: float = 150.0
-    """Training time of each setting, on two threads."""
+    """Training time of each setting in seconds, on two threads."""
     datasets: tuple[str, ...] = ("primal/hopper/medium-expert-v0",)
-    """Where."""
+    """Data sets to train on."""
     seeds: tuple[int, ...] = (100,)
-    """Not those of published results."""
+    """Training seeds. Do not use the seeds of published results."""
     settings: tuple[int, ...] = tuple(range(len(CHANGES)))
-    """Which lines of the grid."""
+    """Settings to run, by their numbers in the grid, from 0."""
     jobs: int = 2
-    """Runs at a time, one thread each."""
+    """Number of parallel runs, one thread each."""
     episodes: int = 20
-    """For each target."""
+    """Evaluation episodes per target return-to-go."""
     out: Path = ROOT / "benchmarks" / "results" / "quick_search.csv"
-    """Where results are kept."""
+    """CSV file for the results."""
 
 
 def seconds_per_step(settings: list[dict[str, Any]], dataset_name: str) -> list[float]:
-    """Of each setting, measured by turns on two threads."""
+    """Time a training step of each setting, alternately, on two threads."""
     torch.set_num_threads(2)
     dataset = load_dataset(dataset_name)
     calls = {}
@@ -114,7 +116,7 @@ def seconds_per_step(settings: list[dict[str, Any]], dataset_name: str) -> list[
 
 
 def train(dataset: str, setting: dict[str, Any], *, seed: int, steps: int, config: Config) -> dict[str, Any]:
-    """Run ``train.py`` once; the line of results."""
+    """Run ``train.py`` once and return its line of results."""
     every = 100
     steps = max(every, steps // every * every)
     flags = [word for name, value in setting.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -146,12 +148,12 @@ def train(dataset: str, setting: dict[str, Any], *, seed: int, steps: int, confi
 
 
 def identity(line: dict[str, Any]) -> tuple[str, ...]:
-    """What makes two lines the same experiment."""
+    """The fields that identify an experiment."""
     return tuple(str(line[name]) for name in ("dataset", *BASE, "seed", "seconds"))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Results so far."""
+    """Read the results so far."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -159,7 +161,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def search(config: Config) -> Iterator[dict[str, Any]]:
-    """Run what has not been run yet, and yield its results as they come."""
+    """Run the settings that have no result yet, and yield each result as it finishes."""
     settings = [BASE | CHANGES[number] for number in config.settings]
     done = {identity(line) for line in read(config.out)}
     with ThreadPoolExecutor(config.jobs) as pool:
@@ -177,7 +179,7 @@ def search(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def main(config: Config) -> None:
-    """Search, keep, and show what there is."""
+    """Search, save each result, and print all results."""
     config.out.parent.mkdir(parents=True, exist_ok=True)
     for line in search(config):
         new = not config.out.exists()

@@ -1,8 +1,12 @@
-"""How fast policies are rolled out: window and streaming, beside one environment at a time and no policy at all.
+"""Rollout speed: window and streaming inference, beside a plain loop and beside environments without a policy.
 
-In HalfCheetah, whose episodes all have 1,000 steps, with a model of random weights. All are timed by turns, ten steps
-of all environments at a time, once their windows are full. "plain loop" is how a Decision Transformer is usually
-evaluated: one environment, and at each step the whole model on the last K steps, with all threads.
+The environment is HalfCheetah, whose episodes all have 1,000 steps. The model has random weights. All rollouts are
+timed alternately, ten steps of all environments at a time, after their context windows are full.
+
+The row "plain loop" is the usual way to evaluate a Decision Transformer: one environment, and at each step a forward
+pass of the whole model on the last K steps, with all threads. Rows "environments alone" step the environments with
+fixed random actions. Rows "without tiles" show the cost of results that do not depend on the number of parallel
+environments.
 """
 
 import json
@@ -40,31 +44,34 @@ BARS = {"window": 3.5, "streaming": 15.0}
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure."""
+    """Settings of the benchmark."""
 
     envs: tuple[int, ...] = (1, 16, 64, 128)
-    """Environments at a time."""
+    """Numbers of parallel environments."""
     context: int = 20
-    """K."""
+    """Context length K in environment steps."""
     width: int = 128
-    """D."""
+    """Model width D."""
     attention: str = "primal-plus"
-    """The stack."""
+    """Attention stack."""
     seconds: float = 20.0
-    """How long each is timed."""
+    """Seconds to time each rollout."""
     out: Path | None = None
-    """A file for the results as JSON."""
+    """JSON file for the results. If not given, they are only printed."""
 
 
 class PlainPolicy:
-    """One environment; at each step the whole model on the last K steps, padded on the right as in training."""
+    """A policy for one environment that runs the whole model on the last K steps at each step.
+
+    The window is padded on the right, as in training.
+    """
 
     def __init__(self, model: DecisionTransformer, normalizer: Normalizer) -> None:
         self.model = model.eval()
         self.normalizer = normalizer
 
     def reset(self, targets: NDArray[np.float64], /) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         assert len(targets) == 1
         self._left = float(targets[0])
         self._states: list[NDArray[np.float32]] = []
@@ -73,7 +80,7 @@ class PlainPolicy:
 
     @torch.inference_mode()
     def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
-        """(1, S) -> (1, A)."""
+        """Choose the action: (1, S) -> (1, A)."""
         shape, K = self.model.shape, self.model.shape.context
         self._states.append(self.normalizer.states(observations[0]))
         self._returns.append(self._left / self.normalizer.return_scale)
@@ -91,15 +98,15 @@ class PlainPolicy:
         return self._actions[-1][None]
 
     def observe(self, rewards: NDArray[np.float64], /) -> None:
-        """The reward of the last action."""
+        """Subtract the reward of the last action from the return-to-go."""
         self._left -= float(rewards[0])
 
     def keep(self, rows: NDArray[np.bool_], /) -> None:
-        """There is one: it stays."""
+        """Do nothing: there is only one environment."""
 
 
 class Session:
-    """Episodes that go on from call to call, and begin again when they have ended."""
+    """Episodes that continue from call to call, and restart when they end."""
 
     def __init__(self, policy: Policy | None, environments: Environments, *, warm_up: int) -> None:
         self.policy = policy
@@ -112,12 +119,12 @@ class Session:
         self._begin()
 
     def steps(self) -> None:
-        """Some steps of all environments: in a row, so that each finds its own data in the caches."""
+        """Run several steps of all environments in a row, so that each step finds its data in the CPU caches."""
         for _ in range(STEPS_PER_CALL):
             self.step()
 
     def step(self) -> None:
-        """One step of all environments."""
+        """Run one step of all environments."""
         actions = self._actions if self.policy is None else self.policy.act(self._observations)
         answer = self.environments.step(self._rows, actions)
         self._observations = answer.observations
@@ -135,7 +142,7 @@ class Session:
 
 
 def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Callable[[], None]]]:
-    """What is timed: its name, its number of environments, some steps of it."""
+    """Make the rollouts to time: name, number of environments, and a function that runs some steps."""
     torch.manual_seed(0)
     environment = TASK.environment
     shape = ModelShape(
@@ -157,12 +164,12 @@ def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Calla
     yield PLAIN, 1, session(PlainPolicy(model, units), 1)
     for count in config.envs:
         yield f"environments alone, {count}", count, session(None, count)
-        if choose_workers(count):  # whether processes of their own pay
+        if choose_workers(count):  # shows whether worker processes pay off
             yield f"environments alone, {count}, one process", count, session(None, count, workers=0)
         modes: tuple[InferenceMode, ...] = ("window", "streaming")
         for mode in modes:
             yield f"{mode}, {count}", count, session(DecisionTransformerPolicy(model, units, mode=mode), count)
-    # What it costs that results do not depend on how many run at once: the same without tiles, with all threads.
+    # The cost of results that do not depend on the number of environments: the same without tiles, with all threads.
     for mode in modes:
         for count in (config.envs[0], config.envs[-1]):
             policy = DecisionTransformerPolicy(model, units, mode=mode, tile="all")
@@ -170,7 +177,7 @@ def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Calla
 
 
 def table(timings: dict[str, tuple[int, Timing]]) -> str:
-    """Steps per second, and times as fast as the plain loop."""
+    """Table of steps per second, and of the speed relative to the plain loop."""
     plain = STEPS_PER_CALL / timings[PLAIN][1].median
     rows = []
     for name, (count, timing) in timings.items():
@@ -182,7 +189,7 @@ def table(timings: dict[str, tuple[int, Timing]]) -> str:
 
 
 def verdicts(timings: dict[str, tuple[int, Timing]]) -> Iterator[str]:
-    """The bars, at the largest number of environments."""
+    """Compare both inference modes with their bars, at the last number of environments."""
     plain = timings[PLAIN][1].median
     for mode, bar in BARS.items():
         last = [name for name in timings if name.startswith(f"{mode}, ") and "without" not in name][-1]
@@ -192,7 +199,7 @@ def verdicts(timings: dict[str, tuple[int, Timing]]) -> Iterator[str]:
 
 
 def main(config: Config) -> None:
-    """Time all by turns, show, save."""
+    """Time all rollouts alternately, print, save."""
     with ExitStack() as stack:
         made = {name: (count, step) for name, count, step in sessions(config, stack)}
         with tqdm(desc="steps", unit=" calls", leave=False, disable=None) as bar:
@@ -204,7 +211,7 @@ def main(config: Config) -> None:
             )
     timings = {name: (made[name][0], timing) for name, timing in seen.items()}
     print(f"{TASK.env_id}, {config.attention}, width {config.width}, 3 layers, K {config.context}, ", end="")
-    print(f"{torch.get_num_threads()} threads\n\n{table(timings)}\n")
+    print(f"threads: {torch.get_num_threads()}\n\n{table(timings)}\n")
     print("\n".join(verdicts(timings)))
     if config.out is not None:
         content = {name: {"environments": count, **asdict(timing)} for name, (count, timing) in timings.items()}

@@ -1,9 +1,10 @@
-"""What a training step would take on a GPU, ESTIMATED from its shapes: nothing here is measured.
+"""ESTIMATE of the time of a training step on GPUs, from its shapes. Nothing is measured.
 
-The step runs on torch's meta device, where tensors have shapes and no values. Every operation counts with its
-floating-point operations, with the bytes that it reads and writes, and with the time that the host takes to launch it.
-The device works through them at the peak of its data sheet, each bound by arithmetic or by memory, while the host
-launches; the slower of the two is the estimate. Real kernels reach a part of the peak, so take it as the least.
+The step runs on torch's meta device, where tensors have shapes but no values. Each operation is counted with its
+floating-point operations, the bytes that it reads and writes, and the time that the host takes to launch it. The device
+runs the operations at the peak of its data sheet, each bound by arithmetic or by memory bandwidth, while the host
+launches them. The slower of the two is the estimate. Real kernels reach only a part of the peak, so the estimate is a
+lower bound.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.program import run_program
 from primal_dt.data.sampler import Batch
-from primal_dt.model.objective import loss_terms
+from primal_dt.model.loss import loss_terms
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.system.table import format_table
 
@@ -29,13 +30,13 @@ STATE_WIDTH, ACTION_WIDTH = 17, 6
 
 @dataclass(frozen=True)
 class Gpu:
-    """From a data sheet."""
+    """A GPU's data sheet."""
 
     name: str
     flops: float
-    """Floating-point operations in a second, float32."""
+    """Peak float32 FLOP/s."""
     bytes: float
-    """Of memory, in a second."""
+    """Memory bandwidth in bytes per second."""
 
 
 GPUS = (
@@ -47,32 +48,32 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Config:
-    """What to estimate."""
+    """Settings of the estimate."""
 
     widths: tuple[int, ...] = (128, 256)
-    """Widths of the models: 128 with 1 head, 256 with 4, as in the papers; others with 1."""
+    """Model widths. Width 128 has 1 head and width 256 has 4, as in the papers; other widths have 1."""
     contexts: tuple[int, ...] = (20, 100)
-    """Steps of a window."""
+    """Context lengths K in environment steps."""
     batch_size: int = 64
-    """Windows of a batch."""
+    """Windows per batch."""
     launch_microseconds: float = 5.0
-    """What the host takes for one operation: an assumption."""
+    """Microseconds that the host takes to launch one operation. This is an assumption."""
 
     def __post_init__(self) -> None:
         if min((self.batch_size, *self.widths, *self.contexts)) < 1 or self.launch_microseconds < 0:
-            raise ValueError("widths, contexts and batch_size must be at least 1, launch_microseconds not negative")
+            raise ValueError("widths, contexts and batch_size must be at least 1, and launch_microseconds at least 0")
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one operation."""
+    """Work of one operation."""
 
     flops: int
     bytes: int
 
 
 class Watch(TorchDispatchMode):
-    """Notes the work of every operation but views, which move nothing."""
+    """Records the work of every operation except views, which move no data."""
 
     formulas: ClassVar[Mapping[Any, Callable[..., int]]] = flop_registry
 
@@ -81,7 +82,7 @@ class Watch(TorchDispatchMode):
         self.work: list[Work] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and note it."""
+        """Run an operation and record its work."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -100,26 +101,29 @@ def _storage(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """What a training step asks of a device."""
+    """Work and memory of a training step."""
 
     work: list[Work]
     num_parameters: int
     kept_bytes: int
-    """What the forward pass keeps for the backward pass."""
+    """Bytes that the forward pass saves for the backward pass."""
 
     @property
     def memory_mib(self) -> float:
-        """Weights, gradients, two moments, and what is kept."""
+        """Memory of weights, gradients, AdamW's two moments, and saved tensors."""
         return (4 * FLOAT_BYTES * self.num_parameters + self.kept_bytes) / 2**20
 
     def device_seconds(self, gpu: Gpu) -> float:
-        """All operations, each bound by arithmetic or by memory; then the clipping (read twice, written) and AdamW."""
+        """Seconds of all operations, each bound by arithmetic or by memory, then of the update.
+
+        The update accesses 10 floats per parameter: gradient clipping (two reads, one write) and AdamW (7).
+        """
         update = 10 * FLOAT_BYTES * self.num_parameters / gpu.bytes
         return update + sum(max(work.flops / gpu.flops, work.bytes / gpu.bytes) for work in self.work)
 
 
 def step_of(shape: ModelShape, batch_size: int) -> Step:
-    """A forward and a backward pass of a model without values."""
+    """Record the work of a forward and backward pass, with a model without values."""
     model = DecisionTransformer(shape).to("meta").train()
     with torch.device("meta"):
         rows = (batch_size, shape.context)
@@ -130,21 +134,21 @@ def step_of(shape: ModelShape, batch_size: int) -> Step:
             timesteps=torch.empty(rows, dtype=torch.int64),
             valid=torch.empty(rows, dtype=torch.bool),
         )
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[_storage(tensor)] = tensor
+    def save(tensor: Tensor) -> Tensor:
+        saved[_storage(tensor)] = tensor
         return tensor
 
-    with Watch() as watch, saved_tensors_hooks(keep, lambda tensor: tensor):
+    with Watch() as watch, saved_tensors_hooks(save, lambda tensor: tensor):
         loss_terms(model(batch, with_objective=True), batch, eta=0.05).total.backward()
     weights = {_storage(parameter) for parameter in model.parameters()}
-    kept_bytes = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights)
+    kept_bytes = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
     return Step(watch.work, model.num_parameters(), kept_bytes)
 
 
 def main(config: Config) -> None:
-    """Count and print."""
+    """Count the operations and print the estimates."""
     rows = []
     for context in config.contexts:
         for width in config.widths:

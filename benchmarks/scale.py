@@ -1,10 +1,14 @@
-"""What a sweep would take on GPUs, ESTIMATED: from the shapes of its training steps, data sheets, and rollouts here.
+"""ESTIMATE of the time of a sweep on GPUs, from the shapes of its training steps, data sheets, and measured rollouts.
 
-Training: every attention stack's step, counted on the meta device (benchmarks.roofline), at a share of a data sheet's
-peak that has to be assumed. Jobs that share a GPU share its arithmetic, but launch operations side by side. Evaluations
-while training run on the GPU: each step of the environments takes a forward pass, counted as the launches of a whole
-training step. The one at the end runs on a CPU core, at the rate that a model of the sweep's size is rolled out at
-here. Jobs are dealt to GPUs as they become free.
+Training: the operations of a step of each attention stack are counted on the meta device (see benchmarks.roofline), and
+run at an assumed share of the data sheet's peak. Jobs on one GPU share its arithmetic, but launch their operations in
+parallel.
+
+Evaluation: evaluations during training run on the GPU. Each environment step takes a forward pass, counted as the
+launches of a whole training step. The final evaluation runs on one CPU core, at the rollout rate that is measured on
+this machine with a model of the sweep's size.
+
+Each job goes to the first GPU that becomes free.
 """
 
 import statistics
@@ -36,28 +40,28 @@ ENVIRONMENTS = 64
 
 @dataclass(frozen=True)
 class Config:
-    """What to estimate."""
+    """Settings of the estimate."""
 
     sweep: Literal["table4", "table7"] = "table4"
-    """Which sweep."""
+    """Sweep to estimate."""
     gpus: tuple[int, ...] = (1, 8, 64)
-    """How many there are."""
+    """Numbers of GPUs."""
     jobs_per_gpu: int = 4
-    """That run at a time (``--gpus-per-job 0.25`` is four)."""
+    """Jobs that share a GPU (4 is ``--gpus-per-job 0.25`` of sweep.py)."""
     share_of_peak: float = 0.35
-    """Of a data sheet's numbers that kernels reach: an assumption."""
+    """Share of the data sheet's peak that kernels reach. This is an assumption."""
     launch_microseconds: float = 5.0
-    """What a host takes to launch one operation: an assumption."""
+    """Microseconds that the host takes to launch one operation. This is an assumption."""
     seconds: float = 5.0
-    """How long rollouts are timed."""
+    """Seconds to time rollouts."""
 
     def __post_init__(self) -> None:
         if min((self.jobs_per_gpu, *self.gpus)) < 1 or not 0 < self.share_of_peak <= 1 or self.seconds <= 0:
-            raise ValueError("gpus and jobs_per_gpu must be at least 1, share_of_peak above 0 and at most 1")
+            raise ValueError("gpus and jobs_per_gpu must be at least 1, share_of_peak in (0, 1], seconds above 0")
 
 
 def shape_of(training: Training, attention: str, rank: int | None) -> ModelShape:
-    """A model of the sweep, in HalfCheetah's widths."""
+    """Model shape of the sweep, with HalfCheetah's state and action widths."""
     environment, model = TASK.environment, training.model
     return ModelShape(
         state_width=environment.state_width,
@@ -74,7 +78,7 @@ def shape_of(training: Training, attention: str, rank: int | None) -> ModelShape
 
 
 def rollout_rate(shape: ModelShape, seconds: float) -> float:
-    """Environment steps in a second, on one core."""
+    """Measure the environment steps per second on one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -90,30 +94,30 @@ def rollout_rate(shape: ModelShape, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class JobTime:
-    """Seconds of one job, beside others on its GPU."""
+    """Estimated seconds of one job that shares its GPU."""
 
     training: float
     watching: float
-    """Evaluations while it trains."""
+    """Evaluations during training."""
     evaluation: float
-    """At its end, on a CPU core."""
+    """Final evaluation, on one CPU core."""
 
     @property
     def total(self) -> float:
-        """Of the job."""
+        """Seconds of the whole job."""
         return self.training + self.watching + self.evaluation
 
 
 def job_time(step: Step, training: Training, grid: Grid, gpu: Gpu, config: Config, rate: float) -> JobTime:
-    """What a job takes.
+    """Estimate the time of a job.
 
     Args:
-        step: of its training.
-        training: how many steps, and how often it is evaluated.
-        grid: how many episodes at the end.
-        gpu: that it shares.
-        config: with how many, and what is assumed.
-        rate: environment steps in a second, on one core.
+        step: the work of one training step.
+        training: gives the number of training steps and how often to evaluate.
+        grid: gives the number of episodes in the final evaluation.
+        gpu: the GPU that the job shares.
+        config: gives the number of jobs per GPU and the assumptions.
+        rate: environment steps per second on one core.
     """
     limit, targets = TASK.environment.episode_limit, len(TASK.environment.targets)
     launching = 1e-6 * config.launch_microseconds * len(step.work)
@@ -121,13 +125,13 @@ def job_time(step: Step, training: Training, grid: Grid, gpu: Gpu, config: Confi
     evaluations = training.optimizer.steps // training.evaluation.eval_every_steps
     return JobTime(
         training=training.optimizer.steps * max(launching, computing),
-        watching=evaluations * limit * launching,  # all episodes side by side
+        watching=evaluations * limit * launching,  # all episodes run in parallel
         evaluation=grid.episodes * targets * limit / rate,
     )
 
 
 def main(config: Config) -> None:
-    """Count, measure, print."""
+    """Count operations, measure rollouts, print."""
     grid = SWEEPS[config.sweep]
     training = PRESETS[grid.preset][1]
     points = list(grid.points())
@@ -139,7 +143,7 @@ def main(config: Config) -> None:
     }
     rate = rollout_rate(shapes["primal-plus"], config.seconds)
 
-    print("ESTIMATES: from shapes and data sheets, float32; only the rate of rollouts is measured, on one core here.\n")
+    print("ESTIMATES from shapes and data sheets, float32; only the rollout rate is measured, on one core here.\n")
     rows = []
     for gpu in GPUS:
         times = {name: job_time(step, training, grid, gpu, config, rate) for name, step in steps.items()}
@@ -152,12 +156,12 @@ def main(config: Config) -> None:
                 *(f"{makespan(every, number * config.jobs_per_gpu) / 3600:,.1f}" for number in config.gpus),
             ]
         )
-    header = ["", "minutes of a job: training", "evaluations meanwhile", "evaluation at the end"]
+    header = ["", "minutes per job: training", "evaluation during training", "final evaluation"]
     print(format_table([*header, *(f"hours on {number}" for number in config.gpus)], rows))
     millions = statistics.mean(step.num_parameters for step in steps.values()) / 1e6
     print(
         f"\n{config.sweep}: {len(points)} jobs of {training.optimizer.steps:,} steps, {millions:.1f} M parameters, "
-        f"{config.jobs_per_gpu} on a GPU at a time; rollouts: {rate:,.0f} steps in a second on a core"
+        f"jobs per GPU: {config.jobs_per_gpu}; rollouts: {rate:,.0f} steps per second on one core"
     )
 
 

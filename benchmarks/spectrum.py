@@ -1,8 +1,8 @@
-"""How low the rank of trained attention layers is (Figure 1 of the paper): explained variance, as plots and numbers.
+"""Rank of trained attention layers (Figure 1 of the paper): explained variance as a plot and a table.
 
-Give folders of runs: of ``train.py`` (Decision Transformers, on windows of their data), or of ``benchmarks.uea``
-(encoders, on their test series). For every layer: which share of the singular values of its attention or kernel matrix
-explains 90 % of the variance, and the effective rank; means over sequences and heads.
+Reads run folders of ``train.py`` (Decision Transformers, on windows of their data set) and of ``benchmarks.uea`` (time
+series encoders, on their test series). For every layer it reports which share of the singular values of the attention
+or kernel matrix explains 90 % of the variance, and the effective rank. Both are means over sequences and heads.
 """
 
 import json
@@ -27,26 +27,26 @@ from primal_dt.training.run_folder import read_record
 
 @dataclass(frozen=True)
 class Config:
-    """What to look at."""
+    """Settings of the analysis."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs."""
+    """Run folders. If several paths are given, paths that are not runs are skipped."""
     sequences: int = 128
-    """How many of each."""
+    """Number of sequences per run."""
     variance: float = 0.9
-    """How much of it is to be explained."""
+    """Share of the variance to explain."""
     out: Path = Path("runs/benchmarks")
-    """Where spectrum.json and spectrum.png go."""
+    """Folder for spectrum.json and spectrum.png."""
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("give at least one folder of a run")
+            raise ValueError("give at least one run folder")
         if self.sequences < 1 or not 0 < self.variance <= 1:
-            raise ValueError("sequences must be at least 1, variance above 0 and at most 1")
+            raise ValueError("sequences must be at least 1, and variance above 0 and at most 1")
 
 
 def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
-    """Layer -> its spectrum, from the first."""
+    """Compute the spectrum of each layer of a run: name -> spectrum, from the first layer."""
     if (folder / FACTS).is_file():
         encoder, batch = load_encoder(folder, sequences)
         found = model_spectra(encoder, batch.x, batch.valid)
@@ -65,7 +65,12 @@ def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
 
 
 def numbers(spectrum: Spectrum, variance: float) -> tuple[float, float, float]:
-    """Share of the singular values for this much variance, share of the effective rank in the tokens (%); that rank."""
+    """Summarize a spectrum by means over sequences and heads.
+
+    Returns:
+        The share of the singular values that explains ``variance`` (%), the effective rank relative to the number of
+        tokens (%), and the effective rank.
+    """
     tokens = spectrum.num_tokens[:, None]
     return (
         100 * float(spectrum.share_for(variance).mean()),
@@ -75,9 +80,9 @@ def numbers(spectrum: Spectrum, variance: float) -> tuple[float, float, float]:
 
 
 def explained_at(spectrum: Spectrum, percent: int) -> float:
-    """Percent of the variance that so many percent of the singular values explain: the mean over sequences and heads.
+    """Variance (%) that the largest ``percent`` % of the singular values explain, as a mean over sequences and heads.
 
-    Sequences differ in length: each has as many singular values as tokens.
+    Sequences differ in length: each has one singular value per token.
     """
     needed = (spectrum.num_tokens * percent / 100).ceil().long().clamp(min=1)  # (B,)
     at = needed[:, None, None].expand(-1, spectrum.explained_variance.shape[1], 1) - 1  # (B, H, 1)
@@ -85,43 +90,43 @@ def explained_at(spectrum: Spectrum, percent: int) -> float:
 
 
 def save_plot(every: Mapping[str, Mapping[str, Spectrum]], path: Path, *, variance: float) -> None:
-    """A panel for each layer, a line for each run."""
+    """Plot the explained variance, with a panel per layer and a line per run."""
     from matplotlib.figure import Figure
 
     layers = list(dict.fromkeys(layer for spectra in every.values() for layer in spectra))
-    percents, least = range(1, 101), 100.0
+    percents, lowest = range(1, 101), 100.0
     figure = Figure(figsize=(1.0 + 3.6 * len(layers), 3.6), layout="constrained")
     for panel, layer in zip(figure.subplots(1, len(layers), sharey=True, squeeze=False)[0], layers, strict=True):
         for name, spectra in every.items():
             if layer in spectra:
                 explained = [explained_at(spectra[layer], percent) for percent in percents]
-                least = min(least, explained[0])
+                lowest = min(lowest, explained[0])
                 panel.plot(percents, explained, label=name)
         panel.axhline(100 * variance, color="black", lw=0.5, ls=":")
         panel.set(title=layer, xlabel="singular values, %")
         panel.grid(alpha=0.3)
-    figure.axes[0].set(ylabel="explained variance, %", ylim=(max(0.0, least - 5), 101))
+    figure.axes[0].set(ylabel="explained variance, %", ylim=(max(0.0, lowest - 5), 101))
     figure.axes[-1].legend(fontsize="x-small", loc="lower right")
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it looks like a run of either kind."""
+    """Whether a folder looks like a run of train.py or benchmarks.uea."""
     return (folder / FACTS).is_file() or (folder / "config.json").is_file()
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """What to call them: their names, or their paths if these are not enough."""
+    """Names of the runs: the folder names, or the paths if two folder names are equal."""
     names = [folder.name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def main(config: Config) -> None:
-    """Compute, print, save. What is no run is left out, if there are several: runs/* may find other things."""
+    """Compute, print, save. Of several paths, those that are not runs are skipped: runs/* may match other files."""
     folders = [folder for folder in config.runs if len(config.runs) == 1 or is_run(folder)]
     for other in sorted(set(config.runs) - set(folders)):
-        print(f"{other} is left out: it is no run of train.py or benchmarks.uea", file=sys.stderr)
+        print(f"{other} is skipped: it is not a run of train.py or benchmarks.uea", file=sys.stderr)
     if not folders:
         raise ValueError("none of these is a run of train.py or benchmarks.uea")
     every = {

@@ -1,7 +1,7 @@
-"""How long ``train.py`` takes from the command to its first step, on a million transitions.
+"""Time of ``train.py`` from the command to its first training step, on a million transitions.
 
-The data is noise in HalfCheetah's widths, in D4RL's file layout. The first run checks, converts and stores it; the
-others map what is stored.
+The data set is noise with HalfCheetah's state and action widths, in D4RL's file layout. The first run checks, converts
+and stores it. The later runs memory-map the stored copy.
 """
 
 import json
@@ -27,14 +27,14 @@ BAR = 5.0
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure."""
+    """Settings of the benchmark."""
 
     steps: int = 1_000_000
-    """Transitions of the data set."""
+    """Transitions in the data set."""
     runs: int = 5
-    """Runs with the data set stored, after the first."""
+    """Runs after the first one, with the data set already stored."""
     out: Path = Path("runs/benchmarks")
-    """Where startup.json goes."""
+    """Folder for startup.json."""
 
     def __post_init__(self) -> None:
         if self.steps < 1_000 or self.runs < 1:
@@ -42,15 +42,15 @@ class Config:
 
 
 def seconds_to_first_step(data: Path, folder: Path) -> float:
-    """From the command to the line that reports the first step.
+    """Measure the seconds from the command to the line that reports the first step.
 
     Raises:
-        ChildProcessError: if there is none, with what there was instead.
+        ChildProcessError: if train.py does not print that line. The message has the end of its output.
     """
     flags = [word for name, value in FLAGS.items() for word in (f"--{name}", str(value))]
     start = time.perf_counter()
     seconds: float | None = None
-    said: list[str] = []
+    printed: list[str] = []
     with subprocess.Popen(
         [sys.executable, PROGRAM, "--dataset", data, "--out", folder / "runs", *flags],
         stdout=subprocess.DEVNULL,
@@ -60,11 +60,11 @@ def seconds_to_first_step(data: Path, folder: Path) -> float:
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            said.append(line)
+            printed.append(line)
             if seconds is None and line.startswith("step 1 of 1"):
                 seconds = time.perf_counter() - start
     if seconds is None:
-        raise ChildProcessError(f"train.py made no step: {''.join(said).strip()[-500:]}")
+        raise ChildProcessError(f"train.py made no step: {''.join(printed).strip()[-500:]}")
     return seconds
 
 

@@ -1,7 +1,8 @@
-"""What sweep.py costs: the jobs of the demo run by it, and the same programs started by hand, as many at a time.
+"""Overhead of sweep.py: the jobs of its demo, run by sweep.py and by hand.
 
-By hand means: each job's train.py and then its evaluate.py as plain processes, with the threads that a job has, the
-next one as soon as there is a core for it; then evaluate.py over all runs for the report. The two take turns.
+By hand means that each job's train.py and then its evaluate.py run as plain processes, with the number of threads of a
+job. The number of parallel jobs is that of the sweep, and the next job starts as soon as cores are free. At the end,
+evaluate.py writes the report on all runs. The two ways alternate.
 """
 
 import os
@@ -20,17 +21,17 @@ from primal_dt.sweep.estimate import this_machine
 from primal_dt.sweep.job import Job
 
 BAR = 5.0
-"""Percent that a sweep may take longer."""
+"""Maximum overhead of a sweep in percent."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How often to measure."""
+    """Settings of the benchmark."""
 
     repeats: int = 1
-    """Turns: each is both, some four minutes each on two cores."""
+    """Number of repeats. Each runs both ways, about four minutes each on two cores."""
     flags: tuple[str, ...] = ()
-    """For sweep.py demo, besides: --flags="--steps" 200, say."""
+    """Additional flags of sweep.py demo, for example --flags="--steps" 200."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -38,12 +39,12 @@ class Config:
 
 
 def by_sweep(folder: Path, flags: tuple[str, ...]) -> None:
-    """One command."""
+    """Run the demo with one command, sweep.py."""
     check([sys.executable, str(Path(sweep.__file__)), "demo", *flags, "--out", str(folder)], folder, dict(os.environ))
 
 
 def by_hand(folder: Path, flags: tuple[str, ...]) -> None:
-    """Two commands for each job, and one for the report."""
+    """Run two commands for each job, and one for the report."""
     config, jobs = sweep.parse(["demo", *flags, "--out", str(folder)])
     programs = sweep.programs()
 
@@ -59,10 +60,10 @@ def by_hand(folder: Path, flags: tuple[str, ...]) -> None:
 
 
 def check(command: list[str], folder: Path, environment: dict[str, str]) -> None:
-    """Run a program; what it prints goes to a file.
+    """Run a program and append its output to printed.log in the folder.
 
     Raises:
-        ValueError: if it fails.
+        ValueError: if the program fails.
     """
     with (folder / "printed.log").open("ab") as log:
         if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment).returncode:
@@ -70,11 +71,11 @@ def check(command: list[str], folder: Path, environment: dict[str, str]) -> None
 
 
 def main(config: Config) -> None:
-    """Measure, print."""
+    """Measure and print."""
     ways = {"sweep.py": by_sweep, "by hand": by_hand}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory(prefix="primal-dt-overhead-") as folder:
-        sweep.parse(["demo", *config.flags, "--out", folder])  # the data is recorded and converted before
+        sweep.parse(["demo", *config.flags, "--out", folder])  # records and converts the data before the timing
     for turn in range(config.repeats):
         for name, run in list(ways.items())[:: -1 if turn % 2 else 1]:
             with tempfile.TemporaryDirectory(prefix="primal-dt-overhead-") as folder:

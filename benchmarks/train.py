@@ -1,11 +1,13 @@
-"""How fast training is: ours beside the Decision Transformers that pip installs, and beside what the machine can do.
+"""Time of a training step: our models beside those of d3rlpy and transformers, and beside the machine's limit.
 
-Every model trains in a process of its own, which makes one step at a time on command; the processes take turns, so that
-a slow moment of the machine strikes all of them. Same shapes, data, batch, dropout; each assembles batches as its users
-would have it. d3rlpy and transformers get virtual environments of their own, made when first needed, since d3rlpy pins
-an old gymnasium. "share of the products" is the time that the step's matrix products, forward and backward, would take
-at the rate of large products (``a @ b``, 1,024 squared) in the same run, over the time that the step takes; beside it
-the same at the rate that they have with room for the result given, which is as fast as the machine multiplies.
+Every model trains in its own process. The processes make one step each in turn, so that a slow moment of the machine
+affects all of them. Shapes, data, batch size and dropout are the same; each model assembles its batches as its users
+would. d3rlpy and transformers run in their own virtual environments, which are created when first needed, because
+d3rlpy pins an old gymnasium.
+
+The column "matrix-product share" is the time that the step's matrix products (forward and backward) would take at the
+rate of large products (``a @ b``, 1,024 x 1,024) in the same run, divided by the time of the step. The "preallocated"
+column uses the rate of products into a preallocated output, which is as fast as the machine multiplies.
 """
 
 import json
@@ -26,93 +28,93 @@ from primal_dt.system.table import format_table
 
 OURS = ("primal-plus", "softmax")
 PRODUCTS = Job("products", Path(sys.executable), "with_products.py", {})
-BARS = {"times the fastest peer": 1.5, "share of the products": 0.75, "data": 0.02, "logging": 0.01, "growth": 0.01}
+BARS = {"times the fastest peer": 1.5, "matrix-product share": 0.75, "data": 0.02, "logging": 0.01, "growth": 0.01}
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to measure."""
+    """Settings of the benchmark."""
 
     widths: tuple[int, ...] = (128, 256)
-    """Widths of the models: 128 with 1 head, 256 with 4, as in the papers; others with 1."""
+    """Model widths. Width 128 has 1 head and width 256 has 4, as in the papers; other widths have 1."""
     contexts: tuple[int, ...] = (20, 100)
-    """Steps of a window."""
+    """Context lengths K in environment steps."""
     steps: int = 60
-    """Timed steps of each."""
+    """Timed training steps of each model."""
     peers: tuple[str, ...] = tuple(PEERS)
-    """Which to compare with: d3rlpy, transformers."""
+    """Libraries to compare with: d3rlpy, transformers."""
     environments: Path = Path(platformdirs.user_cache_dir("primal-dt")) / "peers"
-    """Where their virtual environments are made, and found again."""
+    """Folder for the virtual environments of these libraries. Later runs reuse them."""
     threads: int = torch.get_num_threads()
-    """Of torch, in every process."""
+    """Torch threads in each process."""
     growth: bool = True
-    """Train primal-plus for 2,000 steps more in the first shape, and see whether its memory grows."""
+    """Also train primal-plus for 2,000 steps in the first shape, and check whether its memory grows."""
     out: Path = Path("runs/benchmarks")
-    """Where train.json and train.png go."""
+    """Folder for train.json and train.png."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.peers) - PEERS.keys():
-            raise ValueError(f"peers can be {', '.join(PEERS)}, not {', '.join(sorted(unknown))}")
+            raise ValueError(f"peers must be among {', '.join(PEERS)}, not {', '.join(sorted(unknown))}")
         if min((self.steps, self.threads, *self.widths, *self.contexts)) < 1:
             raise ValueError("widths, contexts, steps and threads must be at least 1")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one model in one shape."""
+    """Measurements of one model in one shape."""
 
     name: str
     seconds: tuple[float, ...]
-    """Of each step, its batch included."""
+    """Seconds of each step, including its batch."""
     peak_mib: float
-    """Above the process at rest, with the data loaded."""
+    """Peak memory in MiB above the process at rest with the data loaded."""
     flops: int | None
-    """Of a step's matrix products, if it is ours."""
+    """Floating-point operations of a step's matrix products; None for other libraries."""
     parts: dict[str, float]
-    """Seconds of the parts of a step, if it is ours."""
+    """Part of a step -> seconds; empty for other libraries."""
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        """Lower, median, upper."""
+        """Lower quartile, median and upper quartile of the seconds."""
         return quartiles(self.seconds)
 
     @property
     def median(self) -> float:
-        """Seconds."""
+        """Median seconds of a step."""
         return self.quartiles[1]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What was measured in one shape."""
+    """A model shape, and the measurements of all models in it."""
 
     width: int
     num_heads: int
     context: int
     plain_rate: float
-    """Floating-point operations in a second of large products among the steps, each ``a @ b``; the median."""
+    """Median FLOP/s of large products ``a @ b``, timed among the steps."""
     given_rate: float
-    """The same with room for the result given."""
+    """Median FLOP/s of the same products into a preallocated output."""
     results: tuple[Result, ...]
 
     @property
     def title(self) -> str:
-        """What it is."""
+        """Title of the shape's table."""
         heads = "1 head" if self.num_heads == 1 else f"{self.num_heads} heads"
         return f"width {self.width}, {heads}, K {self.context}"
 
     def fastest_peer(self) -> Result | None:
-        """The one to beat."""
+        """Result of the fastest other library; None if none was measured."""
         peers = [result for result in self.results if result.name in PEERS]
         return min(peers, key=lambda result: result.median) if peers else None
 
     def share(self, result: Result, rate: float) -> float | None:
-        """Of the time of a step, what its matrix products would take at a rate."""
+        """Share of a step's time that its matrix products would take at ``rate`` FLOP/s; None for other libraries."""
         return None if result.flops is None else result.flops / rate / result.median
 
 
 def measure(config: Config, pythons: dict[str, Path], data: Path, *, width: int, context: int) -> Shape:
-    """All models in one shape, by turns."""
+    """Measure all models in one shape, one step each in turn."""
     num_heads = 4 if width == 256 else 1
     jobs = [*map(ours, OURS), *(Job(peer, pythons[peer], f"with_{peer}.py", {}) for peer in config.peers), PRODUCTS]
     shape = {"width": width, "num_heads": num_heads, "context": context}
@@ -134,17 +136,17 @@ def measure(config: Config, pythons: dict[str, Path], data: Path, *, width: int,
 
 
 def measure_growth(config: Config, data: Path) -> list[float]:
-    """Resident MiB of primal-plus, at each logging point of 2,000 steps of the first shape."""
+    """Measure the resident MiB of primal-plus at each logging point of 2,000 steps, in the first shape."""
     width, context = config.widths[0], config.contexts[0]
     shape = {"width": width, "num_heads": 4 if width == 256 else 1, "context": context}
-    print("training 2,000 steps to see whether memory grows", file=sys.stderr)
+    print("training 2,000 steps to check whether memory grows", file=sys.stderr)
     with working([ours("primal-plus")], data, threads=config.threads, **shape) as (worker,):
         resident: list[float] = worker.ask("growth")
     return resident
 
 
 def table(shape: Shape) -> str:
-    """A shape's results."""
+    """Table of the results in one shape."""
     fastest = shape.fastest_peer()
     rows = []
     for result in shape.results:
@@ -160,14 +162,14 @@ def table(shape: Shape) -> str:
                 f"{result.peak_mib:.0f}",
             ]
         )
-    header = ["", "ms per step", "quartiles", "times the fastest peer", "share of the products"]
-    header += ["with room given", "peak MiB"]
-    rates = f"Large products: {shape.plain_rate / 1e9:.0f} GFLOP/s, with room given {shape.given_rate / 1e9:.0f}."
+    header = ["", "ms per step", "quartiles", "times the fastest peer", "matrix-product share"]
+    header += ["preallocated", "peak MiB"]
+    rates = f"Large products: {shape.plain_rate / 1e9:.0f} GFLOP/s, preallocated {shape.given_rate / 1e9:.0f}."
     return f"### {shape.title}\n\n{format_table(header, rows)}\n\n{rates}"
 
 
 def parts_table(shapes: list[Shape]) -> str:
-    """Where our time goes."""
+    """Table of the share of each part in our training steps."""
     names = list(dict.fromkeys(name for shape in shapes for result in shape.results for name in result.parts))
     rows = []
     for shape in shapes:
@@ -180,7 +182,7 @@ def parts_table(shapes: list[Shape]) -> str:
 
 
 def findings(shapes: list[Shape]) -> Iterator[str]:
-    """What it should show, and what it shows."""
+    """Compare the results with their bars."""
     for shape in shapes:
         mine = next(result for result in shape.results if result.name == "primal-plus")
         fastest, share = shape.fastest_peer(), shape.share(mine, shape.plain_rate)
@@ -192,7 +194,7 @@ def findings(shapes: list[Shape]) -> Iterator[str]:
                 BARS["times the fastest peer"],
             )
         if share is not None and shape.context == 20:
-            found["share of the products"] = (share, BARS["share of the products"])
+            found["matrix-product share"] = (share, BARS["matrix-product share"])
         for name, (value, bar) in found.items():
             yield f"* [{'met' if value >= bar else 'MISSED'}] {shape.title}: {name}: {value:.2f} (bar: at least {bar})"
         for name in ("data", "logging"):
@@ -202,17 +204,17 @@ def findings(shapes: list[Shape]) -> Iterator[str]:
 
 
 def growth_finding(resident: list[float]) -> str:
-    """Whether memory grows, once it has settled."""
+    """Report whether memory grows after the first fifth of the steps."""
     first, last = resident[len(resident) // 5], resident[-1]
     grown, bar = last / first - 1, BARS["growth"]
     return (
         f"* [{'met' if grown <= bar else 'MISSED'}] memory: {first:.0f} MiB after a fifth of 2,000 steps, "
-        f"{last:.0f} after all: {100 * grown:+.1f} % (bar: at most {100 * bar:.0f} %)"
+        f"{last:.0f} MiB at the end: {100 * grown:+.1f} % (bar: at most {100 * bar:.0f} %)"
     )
 
 
 def save_plot(shapes: list[Shape], path: Path) -> None:
-    """Milliseconds of a step, a group of bars for each shape."""
+    """Plot the milliseconds per step, with one panel per shape."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.2 * len(shapes), 3.4), layout="constrained")
@@ -227,7 +229,7 @@ def save_plot(shapes: list[Shape], path: Path) -> None:
         axes.set_xticks(range(len(shape.results)), [result.name for result in shape.results], rotation=30, ha="right")
         axes.set_title(shape.title, fontsize=9)
         axes.set_ylabel("ms per training step" if place == 0 else "")
-    figure.suptitle("Dotted: what the matrix products of primal-plus alone would take", fontsize=9)
+    figure.suptitle("Dotted: the time of the matrix products of primal-plus alone", fontsize=9)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
@@ -248,9 +250,9 @@ def main(config: Config) -> None:
     print("\n".join(findings(shapes)))
     if resident:
         print(growth_finding(resident))
-    facts = {"torch": torch.__version__, "threads": config.threads, "peers": [PEERS[peer] for peer in config.peers]}
+    setup = {"torch": torch.__version__, "threads": config.threads, "peers": [PEERS[peer] for peer in config.peers]}
     with atomic_write(config.out / "train.json") as file:
-        content = {**facts, "shapes": [asdict(shape) for shape in shapes], "resident MiB": resident}
+        content = {**setup, "shapes": [asdict(shape) for shape in shapes], "resident MiB": resident}
         file.write(json.dumps(content, indent=1).encode())
     save_plot(shapes, config.out / "train.png")
     print(f"\nSaved train.json and train.png in {config.out}")

@@ -1,4 +1,4 @@
-"""Models that train in processes of their own, one step at a time on command, so that they can take turns."""
+"""Worker processes that train one model each, one step per command, so that models can be timed alternately."""
 
 import json
 import os
@@ -30,7 +30,7 @@ __all__ = [
 
 FOLDER = Path(__file__).parent / "peers"
 PEERS = {"d3rlpy": "d3rlpy==2.8.1", "transformers": "transformers==5.22.2"}
-"""What pip is asked for, besides the torch that is here."""
+"""Library -> pip requirement. It is installed together with the torch release in use."""
 NUM_LAYERS, BATCH_SIZE, DROPOUT = 3, 64, 0.1
 STATE_WIDTH, ACTION_WIDTH, EPISODE, NUM_EPISODES = 17, 6, 1000, 100
 WARM_UP_STEPS = 3
@@ -38,24 +38,24 @@ WARM_UP_STEPS = 3
 
 @dataclass(frozen=True)
 class Job:
-    """A process to start, and what it is told to build."""
+    """A worker process to start, and the model that it builds."""
 
     name: str
     python: Path
     program: str
-    """In the folder ``peers``."""
+    """File name in the folder ``peers``."""
     options: Mapping[str, Any]
-    """Of ours alone: the attention, and what to do without."""
+    """For our models: the attention stack, and the optimization to remove."""
 
 
 def ours(attention: str, *, name: str | None = None, without: str | None = None) -> Job:
-    """A model of this project, by its attention."""
+    """Job for a model of this project."""
     options = {"attention": attention, "without": without}
     return Job(name or attention, Path(sys.executable), "with_primal_dt.py", options)
 
 
 class Worker:
-    """The other end of ``peers/serve.py``."""
+    """Connection to a worker process, whose side is ``peers/serve.py``."""
 
     def __init__(self, name: str, python: Path, program: str, threads: int) -> None:
         self.name = name
@@ -70,10 +70,10 @@ class Worker:
         )
 
     def ask(self, command: str | dict[str, Any]) -> Any:
-        """The answer to a command; the first says what to build.
+        """Send a command and return the answer. The first command describes the model to build.
 
         Raises:
-            ChildProcessError: if the process has died, with what it said.
+            ChildProcessError: if the process has ended. The message has the last line of its stderr.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -83,23 +83,23 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            _, said = self._process.communicate()
-            raise ChildProcessError(f"{self.name} has ended: {said.strip().splitlines()[-1] if said.strip() else '?'}")
+            _, text = self._process.communicate()
+            raise ChildProcessError(f"{self.name} has ended: {text.strip().splitlines()[-1] if text.strip() else '?'}")
         return json.loads(line)
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
 
 def environment_python(peer: str, folder: Path) -> Path:
-    """The interpreter of a peer's environment, which is made if it is not there."""
+    """Return the Python interpreter of a peer's virtual environment, which is created if it is missing."""
     root = folder / f"{PEERS[peer]}-torch-{torch.__version__.partition('+')[0]}"
     python = root / "bin" / "python"
     done = root / "complete"
     if not done.exists():
-        print(f"making an environment for {peer} in {root}", file=sys.stderr)
+        print(f"creating a virtual environment for {peer} in {root}", file=sys.stderr)
         venv.create(root, clear=True, with_pip=True)
         torch_release = f"torch=={torch.__version__.partition('+')[0]}"
         command: list[str | Path] = [python, "-m", "pip", "install", "--quiet", torch_release, PEERS[peer]]
@@ -111,7 +111,7 @@ def environment_python(peer: str, folder: Path) -> Path:
 
 
 def write_episodes(path: Path) -> None:
-    """Noise in HalfCheetah's widths: what is learned does not matter here."""
+    """Write noise with HalfCheetah's state and action widths: only the speed of training matters here."""
     random = np.random.default_rng(0)
     np.savez(
         path,
@@ -125,7 +125,7 @@ def write_episodes(path: Path) -> None:
 def working(
     jobs: Iterable[Job], data: Path, *, threads: int, width: int, num_heads: int, context: int
 ) -> Iterator[list[Worker]]:
-    """A process for each job, its model built."""
+    """Start a worker for each job and build its model; kill the workers on exit."""
     build = {
         "data": str(data),
         "threads": threads,
@@ -149,7 +149,17 @@ def working(
 def take_turns(
     workers: list[Worker], steps: int, title: str, *, after_turn: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Name -> seconds of each step, after some that do not count."""
+    """Make training steps with all workers in turn.
+
+    Args:
+        workers: the workers, with their models built.
+        steps: timed steps of each worker, after ``WARM_UP_STEPS`` that are not timed.
+        title: the label of the progress bar.
+        after_turn: called after each worker has made a step.
+
+    Returns:
+        Name of the worker -> seconds of each timed step.
+    """
     seconds: dict[str, list[float]] = {worker.name: [] for worker in workers}
     for number in tqdm(range(WARM_UP_STEPS + steps), desc=title, leave=False, disable=None):
         for worker in workers:
@@ -161,6 +171,6 @@ def take_turns(
 
 
 def quartiles(seconds: Iterable[float]) -> tuple[float, float, float]:
-    """Lower, median, upper."""
+    """Lower quartile, median and upper quartile."""
     lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
     return lower, median, upper

@@ -1,1 +1,1 @@
-"""Environments, data sets and the table of tasks. Imports ``primal_dt``; never the other way round."""
+"""Environments, data sets and the table of tasks. ``envs`` imports ``primal_dt``, never the other way around."""

@@ -1,6 +1,6 @@
-"""``python -m envs list | info | record | cache``: see data sets, and make them."""
+"""``python -m envs list | info | record | cache``: lists, inspects and records data sets."""
 
-if __name__ == "__main__":  # importing takes seconds, in which Ctrl-C shall end the program without a traceback
+if __name__ == "__main__":  # imports take seconds; until then, Ctrl-C ends the program without a traceback
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -29,7 +29,7 @@ Name = Annotated[str, tyro.conf.Positional]
 
 
 def list_datasets() -> None:
-    """List the data sets that are here, and the names that are known."""
+    """List local data sets and all known names."""
     rows = []
     folders = sorted(path.parent.parent for path in minari_folder().glob("**/data/metadata.json"))
     for folder in folders:
@@ -42,12 +42,12 @@ def list_datasets() -> None:
             rows.append([name, "", "", str(error)])
             continue
         rows.append([name, data.env_id or "?", f"{data.num_episodes:,}", str(data.metadata.get("total_steps", "?"))])
-    print(f"Here, in {minari_folder()}:\n")
-    print(format_table(["name", "environment", "episodes", "steps"], rows) if rows else "  nothing yet")
-    here = {row[0] for row in rows}
-    print("\nKnown:\n")
+    print(f"Local data sets in {minari_folder()}:\n")
+    print(format_table(["name", "environment", "episodes", "steps"], rows) if rows else "  none yet")
+    local = {row[0] for row in rows}
+    print("\nKnown names:\n")
     for source, how in (
-        ("primal", "built in: recorded when first used, needs no network"),
+        ("primal", "built in: recorded when first used; needs no network"),
         ("minari", "downloaded by Minari"),
         ("d4rl", "downloaded from D4RL's server"),
     ):
@@ -55,9 +55,9 @@ def list_datasets() -> None:
         print(f"  {how}")
         for name in names:
             known = KNOWN_NAMES[name]
-            is_local = d4rl_path(known).exists() if source == "d4rl" else name in here
-            print(f"    {name:36} {known.task.env_id:15}{'  here' if is_local else ''}")
-    print("\nA path to a file in D4RL's layout or to a Minari folder is a name too, and A+B is both together.")
+            is_local = d4rl_path(known).exists() if source == "d4rl" else name in local
+            print(f"    {name:36} {known.task.env_id:15}{'  local' if is_local else ''}")
+    print("\nA path to a file in D4RL's layout or to a Minari data set is also a name. A+B combines several data sets.")
 
 
 def info(
@@ -67,18 +67,20 @@ def info(
     plot: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Show what is in a data set: episodes, returns, scores, lengths, where it comes from.
+    """Summarize a data set: episodes, returns, scores, lengths and sources.
+
+    A data set that is not available locally is downloaded or recorded first.
 
     Args:
-        name: a name, a path, or several with + between them.
-        env_id: the environment, if the data does not say, such as Hopper-v5.
-        mix_versions: allow data from several versions of the environment.
-        plot: save a histogram of the returns there (needs the extra plots).
-        as_json: print JSON.
+        name: Name or path of the data set, or several joined by +.
+        env_id: Environment id, such as Hopper-v5. Required if the data does not name its environment.
+        mix_versions: Allow data from several versions of the environment.
+        plot: Save a histogram of the episode returns to this file. Needs the extra "plots".
+        as_json: Print the summary as JSON.
     """
     dataset = load_dataset(name, env_id=env_id, mix_versions=mix_versions)
-    facts = describe(dataset)
-    print(json.dumps(facts, indent=2) if as_json else _shown(facts))
+    summary = describe(dataset)
+    print(json.dumps(summary, indent=2) if as_json else _formatted(summary))
     if plot is not None:
         plot = plot.expanduser()
         plot_returns(dataset, plot)
@@ -86,24 +88,24 @@ def info(
             print(f"\nplot         {plot}")
 
 
-def _shown(facts: dict[str, Any]) -> str:
+def _formatted(summary: dict[str, Any]) -> str:
     lines = [
-        ("data set", facts["name"]),
-        ("environment", facts["environment"]),
-        ("score", f"in the unit of {facts['unit']} ({facts['reference']['source']})"),
-        ("episodes", f"{facts['episodes']:,}, of which {facts['cut_off_episodes']} cut off"),
-        ("steps", f"{facts['steps']:,}"),
-        ("widths", f"states {facts['state_width']}, actions {facts['action_width']}"),
-        ("fingerprint", facts["fingerprint"]),
+        ("data set", summary["name"]),
+        ("environment", summary["environment"]),
+        ("score", f"normalized return; unit: {summary['unit']} ({summary['reference']['source']})"),
+        ("episodes", f"{summary['episodes']:,}, of which {summary['cut_off_episodes']} cut off"),
+        ("steps", f"{summary['steps']:,}"),
+        ("widths", f"states {summary['state_width']}, actions {summary['action_width']}"),
+        ("fingerprint", summary["fingerprint"]),
     ]
-    lines += [("note", note) for note in facts["notes"]]
-    for part in facts["parts"]:
+    lines += [("note", note) for note in summary["notes"]]
+    for part in summary["parts"]:
         lines.append(("source", f"{part['path']} ({part['environment']})"))
-        lines.extend(("", f"{key}: {part[key]}") for key in ("description", "seed", "converted_from") if key in part)
+        lines.extend(("", f"{key}: {part[key]}") for key in ("description", "seed") if key in part)
     text = "\n".join(f"{label:13}{value}" for label, value in lines)
     header = ["", "mean", "std", *QUANTILES]
     digits = {"returns": 1, "scores": 1, "lengths": 0}
-    rows = [[kind, *(f"{facts[kind][key]:.{d}f}" for key in header[1:])] for kind, d in digits.items()]
+    rows = [[kind, *(f"{summary[kind][key]:.{d}f}" for key in header[1:])] for kind, d in digits.items()]
     return f"{text}\n\n{format_table(header, rows)}"
 
 
@@ -115,36 +117,42 @@ def record(
     seed: int = 0,
     overwrite: bool = False,
 ) -> None:
-    """Record a Minari data set from a policy.
+    """Record a Minari data set from a behavior policy.
 
-    A built-in name (primal/hopper/medium-v0) has its own policies. Any other name takes --policy and --env-id.
+    Built-in names, such as primal/hopper/medium-v0, have their own policies.
+
+    All other names need --policy and --env-id.
+
+    Your own policy is a function (observation, random) -> action.
 
     Args:
-        name: of the data set, NAMESPACE/.../NAME-vN.
-        policy: hopper/medium, hopper/expert, ..., random, or a function (observation, random) -> action of your own as
-            module:name.
-        env_id: where it acts, such as Hopper-v5.
-        steps: how many to record, of each tier; episodes are not cut off.
-        seed: of the first episode; the next has seed + 1, and so on.
-        overwrite: replace a data set of that name.
+        name: Name of the data set to record, NAMESPACE/.../NAME-vN.
+        policy: random, a built-in policy such as hopper/medium or hopper/expert, or your own as module:name.
+        env_id: Environment to act in, such as Hopper-v5.
+        steps: Minimum number of steps (for medium-expert: from each of its two policies). No episode is cut off.
+        seed: Seed of the first episode. Each later episode adds 1.
+        overwrite: Replace an existing data set of this name.
     """
     from envs.behavior.recipes import Ingredient, builtin_recipe
     from envs.behavior.record import record as record_dataset
 
     if steps < 1 or not 0 <= seed < 2**31:
-        raise DataError(f"--steps ({steps}) must be at least 1, and --seed ({seed}) from 0 to 2^31 - 1")
+        raise DataError(f"--steps ({steps}) must be at least 1, and --seed ({seed}) must be from 0 to 2^31 - 1")
     check_name(name)
     known = parse_name(name)
     if name.startswith(RESERVED) and (known is None or known.source != "primal"):
         raise DataError(
-            f"{name} would pass for somebody else's: give it a name of your own, such as mine/hopper/walk-v0"
+            f"{name} is in a reserved namespace ({', '.join(RESERVED)}): choose another, such as mine/hopper/walk-v0"
         )
     if known is not None and known.source == "primal":
         if policy is not None or env_id is not None:
-            raise DataError(f"{name} is built in and has its own policy and environment; give another name")
+            raise DataError(
+                f"{name} is built in and has its own policy and environment: omit --policy and --env-id, "
+                "or choose another name"
+            )
         task, recipe = known.task, builtin_recipe(known, steps)
     elif policy is None or env_id is None:
-        raise DataError(f"{name} is not built in: give --policy and --env-id")
+        raise DataError(f"{name} is not built in: pass --policy and --env-id")
     else:
         task, recipe = task_of(env_id), [Ingredient(policy, steps)]
     folder = record_dataset(name, recipe, task=task, seed=seed, replace=overwrite)
@@ -152,13 +160,15 @@ def record(
 
 
 def show_cache(clear: bool = False, clear_downloads: bool = False) -> None:
-    """Show what the cache holds, or clear it.
+    """Show the contents of the cache, or clear it.
 
-    It lies in the user's cache folder, or where PRIMAL_DT_CACHE says. Minari's data sets are not in it.
+    The cache is in the user's cache folder, or in PRIMAL_DT_CACHE if it is set.
+
+    It does not contain Minari data sets.
 
     Args:
-        clear: delete all but downloads; what is needed again is made again.
-        clear_downloads: delete downloads too, those put there by hand among them.
+        clear: Delete everything except downloads. It is rebuilt when needed.
+        clear_downloads: Delete everything, including downloads and files that were placed there by hand.
     """
     rows = [[kind, f"{files:,}", f"{size / 2**20:.1f}"] for kind, (files, size) in cache.usage().items()]
     print(f"{cache.cache_folder()}\n")
@@ -169,21 +179,21 @@ def show_cache(clear: bool = False, clear_downloads: bool = False) -> None:
 
 
 def main() -> None:
-    """Run a command; a user's mistake ends in a message."""
+    """Run a command. Errors that a user can fix are printed without a traceback."""
     begin_program()
     try:
         tyro.extras.subcommand_cli_from_dict(
             {"list": list_datasets, "info": info, "record": record, "cache": show_cache},
             prog="python -m envs",
-            description="Data sets: what is here, what is in them, and how to record one.",
+            description="List, inspect and record data sets, and manage the cache.",
         )
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (DataError, OSError) as error:
         sys.exit(f"error: {explain(error)}")
     except KeyboardInterrupt:
-        print("interrupted; nothing is left half done", file=sys.stderr)
+        print("interrupted; no incomplete data set was saved", file=sys.stderr)
         sys.exit(130)
 
 

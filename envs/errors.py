@@ -1,7 +1,7 @@
-"""The error that a user sees."""
+"""The exception for errors that are shown to the user."""
 
 __all__ = ["DataError"]
 
 
 class DataError(ValueError):
-    """A user's mistake, or a data set that cannot be used. The message is for the user."""
+    """Invalid user input or an unusable data set. The message is written for the user."""

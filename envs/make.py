@@ -1,4 +1,4 @@
-"""Makes environments."""
+"""Creates the environments of tasks."""
 
 import logging
 import warnings
@@ -21,48 +21,53 @@ Env = gymnasium.Env[NDArray[np.float64], NDArray[np.float32]]
 
 
 def _log_warning(message: str) -> None:
-    # HalfCheetah's model file has an attribute that MuJoCo will drop one day: gymnasium's matter.
+    # HalfCheetah's model file uses settotalmass, which MuJoCo deprecates. The file is gymnasium's, so users cannot act.
     log.log(logging.DEBUG if "settotalmass" in message else logging.WARNING, "MuJoCo: %s", message)
 
 
-# By itself MuJoCo writes to stderr, through progress bars, and to a file MUJOCO_LOG.TXT where one happens to be.
+# By default, MuJoCo writes warnings to stderr, where they garble progress bars, and to MUJOCO_LOG.TXT in the working
+# folder.
 mujoco.set_mju_user_warning(_log_warning)
 
 
 def make_environment(task: Task, **options: Any) -> Env:
-    """The environment of a task, as gymnasium makes it.
+    """Create a task's environment with gymnasium.
+
+    Args:
+        task: the task.
+        **options: passed to ``gymnasium.make``.
 
     Raises:
-        DataError: if this version of it cannot be made, or is not as the table says.
+        DataError: if gymnasium cannot create this version, or if its widths differ from the table's.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # "out of date": -v4 is what D4RL's data goes with
+        warnings.simplefilter("ignore", DeprecationWarning)  # "out of date": D4RL's data needs -v4
         try:
             env = gymnasium.make(task.env_id, disable_env_checker=True, **options)
         except (gymnasium.error.Error, ImportError) as error:
             name = task.environment.gymnasium_name
             raise DataError(
-                f"the environment {task.env_id} cannot be made: {error}. "
-                f"{name}-v5 and {name}-v4 can; to go with another version than the data set's is to be asked for"
+                f"the environment {task.env_id} cannot be created: {error}. {name}-v5 and {name}-v4 are available; "
+                "choose one with --env-id. A version other than the data's must be allowed explicitly"
             ) from error
     widths = (task.environment.state_width, task.environment.action_width)
     if (env.observation_space.shape, env.action_space.shape) != ((widths[0],), (widths[1],)):
         raise DataError(
-            f"{task.env_id} has observations {env.observation_space.shape} and actions {env.action_space.shape}, "
-            f"and not of the widths {widths[0]} and {widths[1]}"
+            f"{task.env_id} must have observations and actions of widths {widths[0]} and {widths[1]}, "
+            f"not of shapes {env.observation_space.shape} and {env.action_space.shape}"
         )
     return env
 
 
 def check_environment(task: Task) -> None:
-    """Check that the environment of a task can be made here.
+    """Check that a task's environment can be created on this machine.
 
     Raises:
-        DataError: if it cannot.
+        DataError: if it cannot be created.
     """
     make_environment(task).close()
 
 
 def make_arena(task: Task) -> Arena:
-    """Where policies of a task act."""
+    """The task's environment factory and episode limit, as evaluations need them."""
     return Arena(partial(make_environment, task), task.environment.episode_limit)

@@ -1,7 +1,7 @@
-"""Scores that others published, to stand beside ours.
+"""Published scores, for comparison with ours.
 
-Source: Primal-Attention (arXiv 2305.19798), Table 4: D4RL's v2 data, three seeds, mean and spread as printed. The
-columns are the attention in a Decision Transformer of three layers.
+Source: Primal-Attention (arXiv 2305.19798), Table 4: D4RL's v2 data, three seeds, mean and spread as printed. Each
+column is a Decision Transformer of three layers with the named attention stack.
 """
 
 from collections.abc import Mapping
@@ -28,4 +28,4 @@ def _row(text: str) -> dict[str, tuple[float, float]]:
 
 
 TABLE_4: Mapping[tuple[str, str], Mapping[str, tuple[float, float]]] = {task: _row(row) for task, row in _ROWS.items()}
-"""(environment, tier) -> attention -> mean, spread."""
+"""The mean and spread for each (environment, tier) and each attention."""

@@ -1,9 +1,9 @@
-"""The tasks, as a table: what belongs to an environment or a data set, and where each number comes from.
+"""The table of tasks: the constants of each environment, and their sources.
 
 Sources:
-    [d4rl]  reference returns of D4RL, ``d4rl/infos.py``; the same for its data sets v0, v1 and v2.
-    [dt]    targets, return scale and episode limit of the Decision Transformer's published code (arXiv 2106.01345).
-    [paper] ranks of the Primal-Attention paper's RL experiments (arXiv 2305.19798, Table 7 and appendix).
+    [d4rl]  D4RL's reference returns, ``d4rl/infos.py``; the same for its data sets v0, v1 and v2.
+    [dt]    targets, return scale and episode limit in the Decision Transformer's published code (arXiv 2106.01345).
+    [paper] ranks in the Primal-Attention paper's RL experiments (arXiv 2305.19798, Table 7 and appendix).
 """
 
 import re
@@ -20,7 +20,7 @@ NEWEST_VERSION = "v5"
 
 @dataclass(frozen=True)
 class ActionBox:
-    """The actions that an environment takes, in each entry."""
+    """The bounds of an environment's actions, the same for each entry."""
 
     low: float
     high: float
@@ -32,28 +32,28 @@ D4RL = "D4RL, d4rl/infos.py"
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment, whatever its version."""
+    """An environment, independent of its version."""
 
     name: str
-    """As data sets call it."""
+    """The name in data set names, such as ``hopper``."""
     gymnasium_name: str
-    """As gymnasium calls it, without the version."""
+    """Gymnasium's name without the version, such as ``Hopper``."""
     state_width: int
     action_width: int
     reference: Reference
-    """[d4rl]."""
+    """The returns for normalization [d4rl]."""
     targets: tuple[float, ...]
-    """[dt], returns that a policy is asked for. The first is the headline: fixed here, never the best of several."""
+    """The target returns [dt]. The first is the headline target: fixed here, never the best of several."""
     paper_rank: Mapping[str, int]
-    """[paper], tier -> rank of the primal layer."""
+    """The rank of the primal layer for each tier [paper]."""
     return_scale: float = 1000.0
-    """[dt], what returns are divided by."""
+    """The divisor of returns [dt]."""
     episode_limit: int = 1000
-    """[dt], steps."""
+    """The maximum number of steps per episode [dt]."""
     reference_source: str = D4RL
-    """Where the reference returns come from."""
+    """The source of the reference returns."""
     action_box: ActionBox = UNIT_BOX
-    """What it takes, in each entry of an action."""
+    """The bounds of each entry of an action."""
 
 
 ENVIRONMENTS: Mapping[str, Environment] = {
@@ -92,7 +92,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 
 @dataclass(frozen=True)
 class Task:
-    """An environment in one version, and the tier of the data, if it has one."""
+    """An environment in one version, and the data set's tier, if it has one."""
 
     environment: Environment
     env_id: str
@@ -106,11 +106,11 @@ class Task:
         data_env_ids: Iterable[str] = (),
         fingerprint: str = "",
     ) -> RunTask:
-        """What a run knows of its task.
+        """The task as a run stores it.
 
         Args:
-            targets: returns to ask for beside the headline, which always comes first. If not given: the table's.
-            dataset: what it is trained on.
+            targets: target returns in addition to the headline, which always comes first. Default: the table's targets.
+            dataset: the name of the data set that the run trains on.
             data_env_ids: the environments that the data was recorded in.
             fingerprint: the digest of the data's content.
         """
@@ -127,7 +127,7 @@ class Task:
 
     @property
     def paper_rank(self) -> int | None:
-        """The paper's rank for it, if the paper has the task."""
+        """The paper's rank for this task, or None if the paper does not include it."""
         return None if self.tier is None else self.environment.paper_rank.get(self.tier)
 
 
@@ -135,12 +135,12 @@ def task_of(env_id: str, tier: str | None = None, *, where: str | None = None) -
     """The task of an environment id such as ``Hopper-v5``.
 
     Args:
-        env_id: with its version, from v2 to v5.
-        tier: of the data.
-        where: who says so, for the error.
+        env_id: the environment id, with a version from v2 to v5.
+        tier: the data set's tier.
+        where: the file that names the environment, for the error message.
 
     Raises:
-        DataError: if the table has no such environment.
+        DataError: if the environment is not in the table.
     """
     match = re.fullmatch(r"(?P<name>[A-Za-z0-9]+)-v[2-5]", env_id)
     for environment in ENVIRONMENTS.values():
@@ -148,17 +148,19 @@ def task_of(env_id: str, tier: str | None = None, *, where: str | None = None) -
             return Task(environment, env_id, tier)
     known = ", ".join(f"{environment.gymnasium_name}-v5" for environment in ENVIRONMENTS.values())
     prefix = "" if where is None else f"{where}: "
-    raise DataError(f"{prefix}there is no task for the environment {env_id!r}: it must be one such as {known}")
+    raise DataError(f"{prefix}there is no task for the environment {env_id!r}: it must be an id such as {known}")
 
 
 def task_named(name: str) -> Task:
-    """The task of ``hopper`` (in the newest version) or ``Hopper-v4``.
+    """The task of a name such as ``hopper`` (the newest version) or an id such as ``Hopper-v4``.
 
     Raises:
-        DataError: if the table has no such environment.
+        DataError: if the environment is not in the table.
     """
     if name in ENVIRONMENTS:
         return task_of(f"{ENVIRONMENTS[name].gymnasium_name}-{NEWEST_VERSION}")
     if "-" not in name:
-        raise DataError(f"there is no task {name!r}: it must be one of {', '.join(ENVIRONMENTS)}, or such as Hopper-v4")
+        raise DataError(
+            f"there is no task {name!r}: it must be one of {', '.join(ENVIRONMENTS)}, or an id such as Hopper-v4"
+        )
     return task_of(name)

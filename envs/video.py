@@ -1,4 +1,4 @@
-"""An episode as an mp4. Needs a renderer, and imageio-ffmpeg from the extra ``video``."""
+"""Records an episode as an mp4 video. Needs a renderer, and imageio-ffmpeg from the extra ``video``."""
 
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ from primal_dt.evaluation.rollout import Episode, Policy, rollout
 __all__ = ["check_video", "record_video"]
 
 HOW = (
-    "Videos need the extra: pip install -c constraints.txt -e '.[video]'; and without a screen a software renderer: "
-    "MUJOCO_GL=egl or MUJOCO_GL=osmesa, with Debian's libegl1 or libosmesa6"
+    "Videos need the extra video: pip install -c constraints.txt -e '.[video]'. Without a display they also need "
+    "a software renderer: MUJOCO_GL=egl or MUJOCO_GL=osmesa, with Debian's libegl1 or libosmesa6"
 )
 
 
-FILMED = {"render_mode": "rgb_array", "camera_name": "track"}  # the default camera stays behind
+FILMED = {"render_mode": "rgb_array", "camera_name": "track"}  # the default camera does not follow the robot
 
 
 class _Filmed:
-    """An environment whose looks go to an encoder, frame by frame."""
+    """An environment that sends every rendered frame to a video encoder."""
 
     def __init__(self, environment: Any, writer: Any) -> None:
         self._environment = environment
@@ -39,22 +39,22 @@ class _Filmed:
         return answer
 
     def close(self) -> None:
-        """It is closed by who made it."""
+        """Do nothing: :func:`record_video` closes the environment."""
 
     def _film(self) -> None:
         self._writer.send(np.ascontiguousarray(self._environment.render()))
 
 
 def check_video(task: Task) -> None:
-    """See whether there is what a video needs.
+    """Check that videos can be rendered and encoded on this machine.
 
     Raises:
-        DataError: if there is nothing to render or to encode with.
+        DataError: if the renderer or the encoder is missing.
     """
     try:
         import imageio_ffmpeg  # noqa: F401 - optional
     except ImportError as error:
-        raise DataError(f"there is no video encoder here: {error}. {HOW}") from error
+        raise DataError(f"there is no video encoder: {error}. {HOW}") from error
     try:
         environment = make_environment(task, **FILMED)
         environment.reset(seed=0)
@@ -62,17 +62,28 @@ def check_video(task: Task) -> None:
         environment.close()
     except DataError:
         raise
-    except Exception as error:  # each renderer has errors of its own
+    except Exception as error:  # each renderer raises its own exceptions
         raise DataError(f"{task.env_id} cannot be rendered here: {error}. {HOW}") from error
 
 
 def record_video(policy: Policy, task: Task, path: Path, *, target: float, seed: int) -> Episode:
-    """Run an episode and save it as a film, which is there whole or not at all."""
+    """Run an episode and save it as a video. The file appears only when it is complete.
+
+    Args:
+        policy: the policy to run.
+        task: the task whose environment the policy acts in.
+        path: the path of the mp4 file.
+        target: the target return.
+        seed: the seed that the environment is reset with.
+
+    Returns:
+        The episode.
+    """
     import imageio_ffmpeg
 
     environment = make_environment(task, **FILMED)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial.mp4")  # ffmpeg goes by the ending
+    partial = path.with_name(f".{path.stem}.partial.mp4")  # ffmpeg selects the format by the suffix
     try:
         environment.reset(seed=seed)
         height, width, _ = np.asarray(environment.render(), np.uint8).shape

@@ -1,4 +1,4 @@
-"""Primal.+DT: a Decision Transformer with Causal Primal-Attention as its top layer, and the attention library."""
+"""Primal.+DT: a Decision Transformer with Causal Primal-Attention as its top layer, and an attention library."""
 
 from primal_dt.attention import CausalPrimalAttention, PrimalAttention, build_attention
 

@@ -1,10 +1,19 @@
-"""Everything that a training run can be told, and the presets. Standard library only."""
+"""Settings of a training run, and the presets. Standard library only."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal
 
-__all__ = ["PRESETS", "Config", "EvaluationConfig", "ModelConfig", "OptimizerConfig", "RunConfig"]
+__all__ = [
+    "PRESETS",
+    "Config",
+    "EvaluationConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "config_from_dict",
+]
 
 
 Attention = Literal[
@@ -19,100 +28,110 @@ Attention = Literal[
     "attention_bn",
     "attention_sh",
 ]
-"""The attention stacks of the model, ``primal_dt.model.ATTENTION_STACKS``."""
+"""Names of the attention stacks, as in ``primal_dt.model.transformer.ATTENTION_STACKS``."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network."""
+    """Model architecture."""
 
     attention: Attention = "primal-plus"
-    """primal-plus: Causal Primal-Attention on top of softmax; primalformer: in all layers; else: one kind in all."""
+    """Attention stack. primal-plus: Causal Primal-Attention in the top layer, softmax attention below it.
+    primalformer: Causal Primal-Attention in every layer. Any other name: that attention in every layer."""
     width: int = 128
-    """Features of a token."""
+    """Model width: the number of features per token. Must be divisible by --num-heads."""
     num_heads: int = 1
-    """Attention heads; divides the width."""
+    """Number of attention heads."""
     num_layers: int = 3
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     context: int = 20
-    """Steps that the model sees: a return, a state and an action each."""
+    """Context length in environment steps. Each step is three tokens: return-to-go, state and action."""
     rank: int | None = None
-    """Directions of a primal layer. If not given: the paper's for the task, or 32."""
+    """Rank of a primal layer: directions per head.
+    If not given: the paper's rank for the task, or 32 if the paper has none."""
     eta: float = 0.05
-    """Weight of the KSVD penalty, which pulls a primal layer towards a singular value decomposition of its kernel."""
+    """Weight of the KSVD penalty, which pulls a primal layer toward a singular value decomposition of its kernel."""
     dropout: float = 0.1
-    """Share of features that are dropped in training."""
+    """Dropout probability in training, from 0 to below 1."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How it learns."""
+    """Optimization."""
 
     steps: int = 100_000
-    """Updates of the weights."""
+    """Number of training steps: updates of the weights."""
     batch_size: int = 64
-    """Windows of one update, of all processes together."""
+    """Windows per training step, summed over all processes."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon makes the updates of the blocks' weight matrices orthogonal: more per step, and a step costs more."""
+    """Optimizer. adamw: AdamW for all parameters. muon: Muon for the blocks' weight matrices, AdamW for the rest.
+    Muon orthogonalizes its updates: it learns more per step, and each step takes longer."""
     lr: float = 1e-3
-    """Learning rate after the warm-up."""
+    """Peak learning rate, reached at the end of the warm-up."""
     warmup_steps: int = 10_000
-    """Steps in which the learning rate rises linearly to its full value."""
+    """Steps over which the learning rate rises linearly to its peak. 0: no warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What the learning rate does then: stay, or fall to zero along a cosine."""
+    """Learning rate after the warm-up: constant, or a cosine decay to zero."""
     weight_decay: float = 1e-4
-    """Decoupled, as in AdamW."""
+    """Coefficient of the decoupled weight decay, as in AdamW."""
     clip: float = 0.25
-    """The gradient's norm is kept at or below it."""
+    """Maximum norm of the gradient. A larger gradient is scaled down to this norm."""
     accumulate: int = 1
-    """Parts that a batch is computed in, one after the other: more parts take less memory."""
+    """Gradient accumulation: the number of parts in which a batch is computed, one after another.
+    More parts need less memory."""
     shards: int | None = None
-    """Parts of a batch that are computed side by side on a CPU, each on its share of the threads: they need not wait
-    for one another at every operation. If not given: as many as there are threads, at most 4. (On GPUs: processes.)"""
+    """Parts of a batch that are computed in parallel on a CPU, each with its share of the CPU threads.
+    Threads then wait for each other once per step, not at every operation. With several GPUs, use torchrun instead.
+    If not given: the number of CPU threads, at most 4; 1 on a GPU, under torchrun or with --compile."""
     sampling: Literal["transitions", "length", "return"] = "transitions"
-    """Where windows begin: at any transition; in an episode drawn by its length; in an episode drawn by its return."""
+    """Where windows start. transitions: at a uniformly drawn transition.
+    length: in an episode drawn in proportion to its length, which gives the same distribution.
+    return: in an episode drawn in proportion to its return minus the lowest, plus 1% of the range."""
     bf16: bool = False
-    """Compute in bfloat16 where that is safe: for GPUs."""
+    """Compute in bfloat16 where that is safe (autocast). For GPUs."""
     compile: bool = False
-    """Have torch compile the model: for GPUs; takes a minute at the start."""
+    """Compile the model with torch.compile. For GPUs; takes about a minute at the start."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Rollouts while training."""
+    """Evaluation during training."""
 
     eval_every_steps: int = 10_000
-    """Steps between evaluations; one follows the last step. 0: never."""
+    """Steps between evaluations, a multiple of --log-every-steps. The last step is evaluated too.
+    0: no evaluation."""
     eval_episodes: int = 10
-    """Episodes for each target return."""
+    """Episodes per target return and evaluation."""
     eval_seed: int = 1_000_000
-    """Episode i is seeded with this plus i."""
+    """Seed of the evaluation. Episode i of each target return is seeded with this plus i."""
     targets: tuple[float, ...] | None = None
-    """Returns to ask for besides the task's headline, which always comes first. If not given: the task's."""
+    """Target returns to evaluate in addition to the task's headline target, which always comes first.
+    If not given: the task's targets."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where it runs, and what it leaves behind."""
+    """Seed, device and output."""
 
     seed: int = 0
-    """Of weights, batches and dropout."""
+    """Random seed of the weights, the batches and dropout."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """Torch device, such as cpu, cuda, cuda:1 or mps. auto: CUDA if available, else MPS, else the CPU."""
     threads: int | None = None
-    """CPU threads; torch's own choice if not given."""
+    """Number of CPU threads. If not given: torch's default."""
     resume: str | None = None
-    """Folder of a run to continue. All else is as that run had it; only --device can be given besides."""
+    """Run folder to resume. All settings come from that run; only --device can be given as well."""
     out: str = "runs"
-    """Folder in which the run makes its own."""
+    """Folder in which the run folder is created."""
     name: str | None = None
-    """Name of the run's own folder. If not given: data set, attention, seed and time."""
+    """Name of the run folder. If not given: <dataset>__<attention>__s<seed>__<time>."""
     log_every_steps: int = 100
-    """Steps between two points of the curves."""
+    """Steps between logging points, the points of the curves."""
     save_every_steps: int = 1_000
-    """Steps between checkpoints. One is also written at the end, and when the run is stopped."""
+    """Steps between checkpoints, a multiple of --log-every-steps.
+    A checkpoint is also saved at the end, and when the run is stopped."""
     spectrum_every_steps: int = 2_000
-    """Steps between looks at the spectra of the layers. 0: never."""
+    """Steps between spectra of the attention layers, a multiple of --log-every-steps. 0: no spectra."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +139,12 @@ class Config:
     """A training run."""
 
     dataset: str = "primal/hopper/medium-expert-v0"
-    """A name (python -m envs list), a path to a D4RL file or to a Minari folder, or several joined by +."""
+    """Data set: a name (see python -m envs list), the path of a D4RL file or Minari folder, or several joined by +."""
     env_id: str | None = None
-    """The environment, such as Hopper-v5, if the data does not say."""
+    """Environment to act in, such as Hopper-v5.
+    If not given: the data set's environment. Required if the data set does not name one."""
     mix_versions: bool = False
-    """Allow data of another version of the environment."""
+    """Allow data that was recorded in other versions of the environment."""
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -149,7 +169,7 @@ class Config:
             "threads": 1 if run.threads is None else run.threads,
         }
         if wrong := [name for name, value in positive.items() if not 0 < value < math.inf]:
-            raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be above 0 and finite")
+            raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be finite and above 0")
         if model.width % model.num_heads:
             raise ValueError(f"width ({model.width}) must be divisible by num_heads ({model.num_heads})")
         if not 0 <= model.dropout < 1:
@@ -164,7 +184,7 @@ class Config:
             "eval_seed": evaluation.eval_seed,
         }
         if wrong := [name for name, value in not_negative.items() if not 0 <= value < math.inf]:
-            raise ValueError(f"{wrong[0]} ({not_negative[wrong[0]]}) must not be negative, and finite")
+            raise ValueError(f"{wrong[0]} ({not_negative[wrong[0]]}) must be finite and at least 0")
         every = {
             "eval_every_steps": evaluation.eval_every_steps,
             "save_every_steps": run.save_every_steps,
@@ -175,14 +195,14 @@ class Config:
                 f"{wrong[0]} ({every[wrong[0]]}) must be a multiple of log_every_steps ({run.log_every_steps})"
             )
         if run.name is not None and ("/" in run.name or run.name in ("", ".", "..")):
-            raise ValueError(f"name ({run.name!r}) must be the name of a folder, without others before it")
+            raise ValueError(f"name ({run.name!r}) must be a folder name without '/', and not '', '.' or '..'")
         if evaluation.eval_every_steps and evaluation.eval_episodes < 1:
             raise ValueError(f"eval_episodes ({evaluation.eval_episodes}) must be at least 1")
 
 
 PRESETS: dict[str, tuple[str, Config]] = {
     "quick": (
-        "For a laptop: a policy in at most ten minutes on two cores.",
+        "For a laptop: trains in at most ten minutes on two CPU cores.",
         Config(
             model=ModelConfig(context=10, dropout=0.0),
             optimizer=OptimizerConfig(optimizer="muon", steps=5_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
@@ -190,8 +210,25 @@ PRESETS: dict[str, tuple[str, Config]] = {
         ),
     ),
     "paper": (
-        "The settings of the Primal-Attention paper: for a GPU.",
+        "For a GPU: the settings of the Primal-Attention paper.",
         Config(model=ModelConfig(width=256, num_heads=4)),
     ),
 }
-"""Name -> what it is for, and its values."""
+"""Name -> description in ``--help``, and the settings."""
+
+
+def config_from_dict(values: Mapping[str, Any]) -> Config:
+    """Rebuild a configuration from the output of ``asdict``. Fields that are missing get their defaults.
+
+    Raises:
+        KeyError: if a field without a default is missing.
+    """
+    parts = {"model": ModelConfig, "optimizer": OptimizerConfig, "evaluation": EvaluationConfig, "run": RunConfig}
+
+    def build(kind: type[Any], own: Mapping[str, Any]) -> Any:
+        names = [each.name for each in fields(kind) if each.name in own or each.default is MISSING]
+        arguments = {name: tuple(own[name]) if isinstance(own[name], list) else own[name] for name in names}
+        return kind(**arguments)
+
+    config: Config = build(Config, {**values, **{name: build(kind, values[name]) for name, kind in parts.items()}})
+    return config

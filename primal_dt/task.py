@@ -1,4 +1,4 @@
-"""What a run knows of its task: one frozen value, looked up by the scripts. Standard library only."""
+"""The task of a run, as one frozen value. Standard library only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ __all__ = ["Reference", "RunTask"]
 
 @dataclass(frozen=True)
 class Reference:
-    """The two returns that a normalized return is measured by: 0 is the random policy's, 100 the expert's."""
+    """Reference returns of the normalized return: the random policy's return is 0, the expert's is 100."""
 
     random_return: float
     expert_return: float
@@ -20,39 +20,39 @@ class Reference:
 
 @dataclass(frozen=True)
 class RunTask:
-    """What a policy needs to know of its task where its data is not: part of every checkpoint."""
+    """What a policy needs to know of its task once the data set is gone. Part of every checkpoint."""
 
     env_id: str
-    """The environment that it acts in, with its version."""
+    """The environment that the policy acts in, with its version."""
     tier: str | None
-    """The data set's tier, such as ``medium-replay``, if it has one."""
+    """The data set's tier, such as ``medium-replay``, or None if it has none."""
     dataset: str
-    """The data set, as it was named."""
+    """The data set's name, as the user gave it."""
     data_env_ids: tuple[str, ...]
     """The environments that the data was recorded in."""
     fingerprint: str
-    """The digest of the data's content."""
+    """The digest of the data set's content."""
     targets: tuple[float, ...]
-    """Returns that a policy is asked for, the headline first."""
+    """Target returns for evaluation, the headline target first."""
     reference: Reference
 
     @property
     def headline(self) -> float:
-        """The target that counts: fixed before a policy is evaluated, never the best of several."""
+        """The target return of the headline result: fixed before the evaluation, never the best of several."""
         return self.targets[0]
 
     @property
     def environment(self) -> str:
-        """The environment without its version, in small letters: ``hopper``."""
+        """The environment's name without its version, in lower case: ``hopper``."""
         return self.env_id.rpartition("-v")[0].lower()
 
     @property
     def unit(self) -> str:
-        """What its normalized returns are measured in. They are comparable with those of the same unit only."""
+        """The unit of normalized returns: environment and references. Only returns of the same unit are comparable."""
         return f"{self.env_id}, {self.reference}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as ``config.json`` and checkpoints store them."""
+        """Convert to plain values, as stored in ``config.json`` and checkpoints."""
         return {
             "env_id": self.env_id,
             "tier": self.tier,

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,25 @@ import torch
 import evaluate
 import train
 from envs.datasets.load import load_dataset
+from primal_dt.config import config_from_dict
 from primal_dt.data.store import open_store
 from primal_dt.evaluation import evaluate as evaluate_module
 from primal_dt.evaluation.evaluate import evaluate_episodes
-from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.training.arguments import parse_config
+from primal_dt.sweep.job import identity_of
 from primal_dt.training.checkpoint import load_checkpoint
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
+from tests.conftest import run_program
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run, in a folder where its data is, evaluated with the packages of its time."""
-    monkeypatch.setenv("PRIMAL_DT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    monkeypatch.chdir(tmp_path)
     versions = json.loads((GOLDEN / "run" / "config.json").read_text())["versions"]
     monkeypatch.setattr(evaluate_module, "version", versions.__getitem__)
-    shutil.copy(GOLDEN / "hopper.hdf5", tmp_path)
+    shutil.copy(GOLDEN / "hopper.hdf5", own_folders)
     return Path(shutil.copytree(GOLDEN / "run", Path("runs") / "golden"))
 
 
@@ -51,11 +47,6 @@ def episodes_run(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     return seen
 
 
-def call(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", [Path(program.__file__).name, *arguments])
-    return int(program.main())
-
-
 def golden_groups() -> Any:
     return without_words(json.loads((GOLDEN / "groups.json").read_text()))
 
@@ -70,7 +61,7 @@ def without_words(groups: Any) -> Any:
 
 def evaluated_groups(monkeypatch: pytest.MonkeyPatch, episodes: int) -> Any:
     flags = ["--episodes", str(episodes), "--device", "cpu", "--workers", "0", "--out", "report"]
-    assert call(evaluate, monkeypatch, "runs/golden", *flags) == 0
+    assert run_program(evaluate, monkeypatch, "runs/golden", *flags) == 0
     return without_words(json.loads(Path("report/report.json").read_text())["groups"])
 
 
@@ -106,7 +97,7 @@ def test_the_checkpoint_acts(run: Path) -> None:
 
 
 def test_the_run_resumes_to_the_same_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(train, monkeypatch, "--resume", "runs/golden") == 0
+    assert run_program(train, monkeypatch, "--resume", "runs/golden") == 0
     expected = json.loads((GOLDEN / "finished.json").read_text())["metrics"]
     metrics = read_metrics(run)
     assert [line["step"] for line in metrics] == [line["step"] for line in expected] == [5, 10, 15, 20]
@@ -133,16 +124,9 @@ def test_the_checkpoint_evaluates_as_it_did(run: Path, monkeypatch: pytest.Monke
         assert mine == pytest.approx(theirs, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", json.loads((GOLDEN / "jobs.json").read_text()))
-def test_the_jobs_of_a_sweep_are_recognized(name: str, run: Path) -> None:
-    golden = json.loads((GOLDEN / "jobs.json").read_text())[name]
-    grid, flags = SWEEPS.get(name, SWEEPS["grid"]), []
-    if name == "file":
-        grid = replace(grid, datasets=("hopper.hdf5",), seeds=(0,), attention=("primal-plus",))
-        flags = ["--steps", "20"]
-    base = parse_config([grid.preset, *grid.flags, *flags])
-    jobs = jobs_of(
-        grid, base, out=Path("/sweep"), threads=1, device="cpu", fingerprint=lambda dataset, config: "0" * 64
-    )
-    assert len(jobs) == golden["jobs"]
-    assert set(golden["names"]) <= {job.name for job in jobs}
+@pytest.mark.parametrize("job", json.loads((GOLDEN / "jobs.json").read_text()), ids=lambda job: job["name"])
+def test_the_jobs_of_a_sweep_are_recognized(job: dict[str, Any]) -> None:
+    config = config_from_dict(job["config"])
+    identity = identity_of(config, fingerprint=job["fingerprint"], episodes=job["episodes"])
+    assert identity == job["identity"]
+    assert job["name"].endswith(f"__s{config.run.seed}__{identity}")

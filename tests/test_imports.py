@@ -113,6 +113,7 @@ def modules_after(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in result.stdout.split()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", ["import primal_dt.attention", "from primal_dt import PrimalAttention"])
 def test_the_attention_library_loads_torch_alone(statement: str) -> None:
     added = modules_after(statement)

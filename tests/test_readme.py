@@ -1,4 +1,4 @@
-"""The README and the pages of docs are true: their code runs, their commands run."""
+"""The README and ``docs/``: code blocks and commands run, links and names of extras exist."""
 
 import os
 import re
@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests import conftest
 from tests.envs.files import d4rl_arrays, write_d4rl
 
-pytestmark = pytest.mark.xdist_group("readme")  # one process records the data sets, for all of them
+pytestmark = pytest.mark.xdist_group("readme")  # one process records the data sets for all tests
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-README = PAGES[0].read_text()
-TEST_COMMAND = re.search(r"<!-- test command -->\n```sh\n(.*?)```", README, re.DOTALL)
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
 
-# Flags that make a long command short. The command itself is run as the page has it.
-TRAINING = "--steps 20 --log-every-steps 10 --save-every-steps 20 --eval-every-steps 20 --eval-episodes 1 "
-TRAINING += "--spectrum-every-steps 0 --width 16 --context 4"
+# Flags that are added to a command to make it short.
+TRAINING = shlex.join(conftest.SMALL)
 SWEEP = f"--attention softmax --seeds 0 --episodes 1 --memory-per-job 0.2 {TRAINING} --eval-every-steps 0"
 SMALL = {
     "python sweep.py demo": SWEEP,
@@ -50,28 +49,21 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def lines_of_shell() -> list[str]:
-    return [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-
-
 def commands() -> list[str]:
-    """Every command, but for installing, which .ci/run and .ci/wheel do, and the tests, which .ci/run runs."""
-    every = {part for line in lines_of_shell() for part in line.split(" && ")}
+    """Every command, except the installation and the tests: .ci/run and .ci/wheel run these."""
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    every = {part for line in lines for part in line.split(" && ")}
     return sorted(part for part in every if not part.startswith("pip install") and part != "pytest")
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cache and a Minari folder, in which the data sets of the examples have a twentieth of their steps.
+    """A cache and a Minari folder with the data sets of the examples, at a twentieth of their steps.
 
-    What would be downloaded from D4RL is there as if it had been; its content is noise.
+    The cache also has the file that would be downloaded from D4RL; its content is noise.
     """
     root = tmp_path_factory.mktemp("data")
-    variables = {
-        "PRIMAL_DT_CACHE": str(root / "cache"),
-        "MINARI_DATASETS_PATH": str(root / "minari"),
-        "PYTHONPATH": str(ROOT),
-    }
+    variables = conftest.data_variables(root) | {"PYTHONPATH": str(ROOT)}
     for tier in ("medium", "medium-expert"):
         run(f"python -m envs record primal/hopper/{tier}-v0 --steps 5000", root, variables)
     downloads = root / "cache" / "primal-dt" / "downloads"
@@ -82,50 +74,39 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def runs(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the README's own command, made short, for the commands that want one."""
+    """A short run of the README's command, for the commands that need a run."""
     root = tmp_path_factory.mktemp("trained")
     run(f"python train.py {SMALL['python train.py']}", root, folders)
     return root / "runs"
 
 
 def run(command: str, folder: Path, variables: dict[str, str]) -> None:
-    words = [found for word in shlex.split(command) for found in expanded(word, folder)]
+    """Run a command in a folder, and expand patterns as a shell does."""
+    words: list[str] = []
+    for word in shlex.split(command):
+        words += sorted(map(str, folder.glob(word))) if "*" in word else [word]
     assert words[0] == "python"
     if words[1].endswith(".py"):
         words[1] = str(ROOT / words[1])
     result = subprocess.run(
-        [sys.executable, *words[1:]],
-        cwd=folder,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, *words[1:]], cwd=folder, env=os.environ | variables, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
 
 
-def expanded(word: str, folder: Path) -> list[str]:
-    """As a shell does it."""
-    return sorted(map(str, folder.glob(word))) if "*" in word else [word]
-
-
-def run_python_blocks(page: Path) -> dict[str, Any]:
-    """All Python of a page in one session, from top to bottom."""
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_run(
+    page: Path, folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks of a page run in one session, from top to bottom."""
+    monkeypatch.chdir(tmp_path)  # examples may write files
+    for name, value in folders.items():
+        monkeypatch.setenv(name, value)
     torch.manual_seed(0)
     session: dict[str, Any] = {}
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), session)
-    return session
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_python_examples_run(
-    page: Path, folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # they may write files
-    for name, value in folders.items():
-        monkeypatch.setenv(name, value)
-    session = run_python_blocks(page)
     if page == PAGES[0]:
         for name, parameter in session["block"].attention.named_parameters():
             assert parameter.grad is not None, name
@@ -133,18 +114,18 @@ def test_the_python_examples_run(
         assert session["batch"].states.shape == (64, 20, 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands())
-def test_a_command_runs(command: str, folders: dict[str, str], runs: Path, tmp_path: Path) -> None:
-    """From another folder than the repository's, in which there is a run."""
+def test_commands_run(command: str, folders: dict[str, str], runs: Path, tmp_path: Path) -> None:
+    """Commands run in a folder outside the repository that has a run."""
     shutil.copytree(runs, tmp_path / "runs")
     run(f"{command} {SMALL.get(command, '')}", tmp_path, folders)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_what_is_to_be_installed_exists(page: Path) -> None:
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_installed_extras_exist(page: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    installs = re.findall(r"pip install [^\n`&|]*", page.read_text())
-    for install in installs:
+    for install in re.findall(r"pip install [^\n`&|]*", page.read_text()):
         words = shlex.split(install)
         assert words[2:5] == ["-c", "constraints.txt", "-e"], install
         named = re.fullmatch(r"\.(?:\[(.*)\])?", words[5])
@@ -152,25 +133,25 @@ def test_what_is_to_be_installed_exists(page: Path) -> None:
         assert set((named[1] or "dev").split(",")) <= extras.keys(), install
 
 
-def test_the_test_command_is_the_one_that_ci_runs() -> None:
-    assert TEST_COMMAND is not None
+def test_the_test_command_is_what_ci_runs() -> None:
+    (command,) = re.findall(r"<!-- test command -->\n```sh\n(.*?)```", PAGES[0].read_text(), re.DOTALL)
     script = (ROOT / ".ci" / "run").read_text().split("# The block")[1].split("\n\n")[0]
     extract = script[script.index("tests=") :].splitlines()[0]
     result = subprocess.run(
         ["bash", "-c", f'{extract}; printf "%s\\n" "$tests"'], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert result.stdout == TEST_COMMAND[1]
+    assert result.stdout == command
     assert "pytest" in result.stdout
 
 
 def anchors(page: Path) -> set[str]:
-    """What links can point to, as GitHub names headings."""
+    """The anchors of a page's headings, as GitHub names them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_what_a_page_links_to_is_there(page: Path) -> None:
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+?)\)", page.read_text()):
         if link.startswith("http"):
             continue

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.lra``."""
+"""Entry point of ``python -m benchmarks.lra``."""
 
 from benchmarks.lra import run
 from benchmarks.program import run_program

@@ -1,8 +1,8 @@
-"""The tasks of the Long-Range Arena that are here: ListOps, Image and Text, as sequences of small numbers.
+"""Three tasks of the Long-Range Arena: ListOps, Image and Text, as sequences of small integers.
 
-Image is CIFAR-10 in its binary version (``data_batch_1.bin`` to ``data_batch_5.bin``, ``test_batch.bin``), each picture
-1,024 gray pixels in reading order. Text is the IMDb reviews as they are published (``train/pos/*.txt`` and so on), byte
-by byte. (CIFAR-10's Python version is made of pickles, which run code when they are read.)
+Image is CIFAR-10 in its binary version (``data_batch_1.bin`` to ``data_batch_5.bin``, ``test_batch.bin``). Each picture
+is 1,024 gray pixels in reading order. CIFAR-10's Python version is not used: it consists of pickles, which can run code
+when they are loaded. Text is the IMDb reviews as published (``train/pos/*.txt`` and so on), one token per byte.
 
 Axes: B batch, L tokens.
 """
@@ -24,14 +24,14 @@ __all__ = ["OPTIONS", "TASKS", "Penalized", "Task", "encoder_shape", "load_image
 IMAGE_PIXELS, IMAGE_CLASSES, PICTURE_BYTES = 1024, 10, 3 * 1024
 TRAINING_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 VALIDATION_PICTURES = 5_000
-GREY = np.array([0.299, 0.587, 0.114])
+GRAY = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue (ITU-R BT.601)."""
 TEXT_CLASSES = ("neg", "pos")
 
 
 @dataclass(frozen=True)
 class Penalized:
-    """What Primal-Attention is told."""
+    """Hyperparameters of Primal-Attention and its penalty."""
 
     rank: int
     eta: float
@@ -39,11 +39,11 @@ class Penalized:
 
 @dataclass(frozen=True)
 class Task:
-    """What the published settings say of a task."""
+    """Published settings of a task."""
 
     max_length: int
     num_tokens: int
-    """Different ones."""
+    """Size of the vocabulary."""
     num_classes: int
     batch_size: int
     steps: int
@@ -90,7 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reformer": {"num_rounds": 2},
     "nystromformer": {"num_landmarks": 64},
 }
-"""Kind of attention -> the published settings."""
+"""Kind of attention -> its published settings."""
 
 
 def encoder_shape(
@@ -104,11 +104,11 @@ def encoder_shape(
     """The published network: 2 layers, width 64, 2 heads, MLP 128.
 
     Args:
-        num_classes: of the task.
-        max_length: of a sequence.
-        attention: one of ``STACKS``.
-        rank: of primal layers.
-        softmax: what softmax attention is told.
+        num_classes: the task's number of classes.
+        max_length: the maximum sequence length.
+        attention: the attention stack, one of ``STACKS``.
+        rank: the rank of Primal-Attention.
+        softmax: additional arguments of softmax attention.
     """
     return EncoderShape(
         num_classes=num_classes,
@@ -123,11 +123,11 @@ def encoder_shape(
 
 
 def load_task(name: str, folder: Path) -> dict[str, Sequences]:
-    """Split -> sequences.
+    """Load a task: split -> sequences.
 
     Args:
-        name: of the task.
-        folder: where the standard files are; for ListOps, where what is generated is kept.
+        name: the task's name.
+        folder: the folder with the standard files. For ListOps, the folder that caches the generated data.
     """
     if name == "image":
         return load_image(folder)
@@ -135,25 +135,25 @@ def load_task(name: str, folder: Path) -> dict[str, Sequences]:
         return load_text(folder)
     splits = load_listops(folder)
     return {
-        split: _sequences([own.expression(number) for number in range(len(own))], own.values)
-        for split, own in splits.items()
+        split: _sequences([part.expression(number) for number in range(len(part))], part.values)
+        for split, part in splits.items()
     }
 
 
 def _sequences(tokens: Iterable[np.ndarray], labels: np.ndarray) -> Sequences:
-    return Sequences([torch.from_numpy(own) for own in tokens], torch.from_numpy(labels))
+    return Sequences([torch.from_numpy(one) for one in tokens], torch.from_numpy(labels))
 
 
 def load_image(folder: Path) -> dict[str, Sequences]:
-    """CIFAR-10's training files, of which the last 5,000 pictures are for validation, and its test file.
+    """Load CIFAR-10's training files, with the last 5,000 pictures as the validation split, and its test file.
 
     Raises:
-        ValueError: if a file is missing or is not of that format.
+        ValueError: if a file is missing or in another format.
     """
     training = [_pictures(folder / name) for name in TRAINING_FILES]
     pixels = np.concatenate([pixels for pixels, _ in training])
     labels = np.concatenate([labels for _, labels in training])
-    first = len(labels) - min(VALIDATION_PICTURES, len(labels) // 10)  # of those for validation
+    first = len(labels) - min(VALIDATION_PICTURES, len(labels) // 10)  # the first validation picture
     test_pixels, test_labels = _pictures(folder / "test_batch.bin")
     return {
         "train": _sequences(pixels[:first], labels[:first]),
@@ -163,9 +163,9 @@ def load_image(folder: Path) -> dict[str, Sequences]:
 
 
 def _pictures(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Grey pixels (number, 1024) uint8, and classes."""
+    """Read gray pixels, (number, 1024) uint8, and classes."""
     if not path.is_file():
-        raise ValueError(f"there is no {path}: CIFAR-10's binary version is wanted, with its .bin files in this folder")
+        raise ValueError(f"{path} is missing: the folder must contain the .bin files of CIFAR-10's binary version")
     data = np.fromfile(path, np.uint8)
     if len(data) == 0 or len(data) % (1 + PICTURE_BYTES):
         raise ValueError(
@@ -176,18 +176,18 @@ def _pictures(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if labels.max() >= IMAGE_CLASSES:
         raise ValueError(f"{path} is not one of CIFAR-10's binary files: it has a class {labels.max()}, not 0 to 9")
     colors = rows[:, 1:].reshape(-1, 3, IMAGE_PIXELS)
-    gray = np.einsum("c,ncp->np", GREY, colors)
+    gray = np.einsum("c,ncp->np", GRAY, colors)
     return np.rint(gray).astype(np.uint8), labels
 
 
 def load_text(folder: Path) -> dict[str, Sequences]:
-    """The IMDb reviews: 25,000 to train with, of which a tenth is for validation, and 25,000 to test with.
+    """Load the IMDb reviews: 25,000 for training, a tenth of which is the validation split, and 25,000 for testing.
 
     Raises:
-        ValueError: if the folders are not there.
+        ValueError: if a folder of reviews is missing or empty.
     """
     (tokens, labels), test = _reviews(folder / "train"), _reviews(folder / "test")
-    order = np.random.default_rng(0).permutation(len(labels))  # files come class by class
+    order = np.random.default_rng(0).permutation(len(labels))  # the files are sorted by class
     held_back = max(1, len(order) // 10)
 
     def choose(rows: np.ndarray) -> Sequences:
@@ -197,14 +197,14 @@ def load_text(folder: Path) -> dict[str, Sequences]:
 
 
 def _reviews(folder: Path) -> tuple[list[np.ndarray], np.ndarray]:
-    """Bytes of the reviews of a split, and whether they are positive."""
+    """Read the bytes of the reviews of a split, and their labels: 1 for positive."""
     tokens: list[np.ndarray] = []
     labels: list[int] = []
     for number, name in enumerate(TEXT_CLASSES):
         paths = sorted((folder / name).glob("*.txt"))
         if not paths:
             raise ValueError(
-                f"there are no reviews in {folder / name}: give the folder that the IMDb archive unpacks to"
+                f"{folder / name} has no reviews: --folder must be the folder that the IMDb archive unpacks to"
             )
         for path in paths:
             text = path.read_bytes()[: TASKS["text"].max_length] or b" "

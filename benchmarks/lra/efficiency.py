@@ -1,4 +1,4 @@
-"""What a training step of the Long-Range Arena's encoder costs, by stack and length: Table 3 of the paper, here."""
+"""Cost of a training step of the Long-Range Arena's encoder, by attention stack and length (Table 3 of the paper)."""
 
 import json
 import math
@@ -28,13 +28,13 @@ AS_PUBLISHED = IN_MEMORY | OPTIONS["softmax"]
 
 @dataclass(frozen=True)
 class Row:
-    """Of the table."""
+    """A row of the tables."""
 
     stack: str
     softmax: Mapping[str, Any] = field(default_factory=dict)
-    """What its softmax layers are told. On a CPU torch has no fused kernel that could drop attention weights."""
+    """Arguments of its softmax layers. On a CPU, torch has no fused kernel with dropout of attention weights."""
     is_published: bool = True
-    """Whether the paper's table has it."""
+    """Whether the paper's table has this row."""
 
 
 ROWS = {
@@ -49,17 +49,17 @@ ROWS = {
     "primal-plus, fused": Row("primal-plus", is_published=False),
     PRIMALFORMER: Row(PRIMALFORMER),
 }
-"""By name. "Matrix in memory" is as in the published code, which also drops a tenth of the attention weights."""
+"""Name -> row. "Matrix in memory" is as in the published code, which also drops a tenth of the attention weights."""
 PUBLISHED_TASK = {1024: "image", 2048: "listops", 4096: "text"}
-"""Length -> the task of that length in Table 3."""
+"""Length -> the task with that length in Table 3."""
 NUM_TOKENS, NUM_CLASSES, ETA = 256, 10, 0.05
 STEPS = 1_000
 BARS = {"speed": 7.4, "memory": 15.5}
-"""PrimalFormer over canonical attention at 4,096 tokens: at least the paper's."""
+"""Minimum ratios of canonical attention to PrimalFormer at 4,096 tokens: those of the paper."""
 
 
 def make_step(row: str, length: int, batch_size: int, device: torch.device) -> Callable[[], object]:
-    """A training step on random tokens, with AdamW, as in training."""
+    """Make a function that runs a training step with AdamW on random tokens."""
     torch.manual_seed(0)
     shape = encoder_shape(
         num_classes=NUM_CLASSES, max_length=length, attention=ROWS[row].stack, softmax=ROWS[row].softmax
@@ -75,14 +75,14 @@ def make_step(row: str, length: int, batch_size: int, device: torch.device) -> C
 
 
 def memory_of(row: str, length: int, batch_size: int, device_name: str) -> float:
-    """MiB that a step takes above rest, to be called in a process of its own."""
+    """Measure the MiB of a step above rest. Call it in a fresh process."""
     device = torch.device(device_name)
     small = make_step(row, 64, 1, device)
     return peak_memory_mib(small, make_step(row, length, batch_size, device), device)
 
 
 def seconds_of(rows: list[str], length: int, batch_size: int, seconds: float, device_name: str) -> dict[str, float]:
-    """Row -> seconds of a step, the median over some, by turns; to be called in a process of its own."""
+    """Measure row -> median seconds of a step, timed alternately. Call it in a fresh process."""
     device = torch.device(device_name)
     steps = {row: make_step(row, length, batch_size, device) for row in rows}
     timings = time_interleaved(steps, seconds=seconds, device=device)
@@ -91,28 +91,28 @@ def seconds_of(rows: list[str], length: int, batch_size: int, seconds: float, de
 
 @dataclass(frozen=True)
 class Cell:
-    """Of one stack at one length; not finite where it did not fit."""
+    """Measurements of one row at one length; infinite if it did not fit in memory."""
 
     row: str
     length: int
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     memory_mib: float
 
     @property
     def fits(self) -> bool:
-        """Whether there was memory enough."""
+        """Whether it fit in memory."""
         return math.isfinite(self.seconds)
 
 
 Cells = Mapping[tuple[str, int], Cell]
-"""(row, length) -> what was measured."""
+"""(row, length) -> measurements."""
 
 
 def measure_length(
     rows: Iterable[str], length: int, *, batch_size: int, seconds: float, device: torch.device
 ) -> Iterator[Cell]:
-    """The cells of some rows at one length."""
+    """Measure rows at one length."""
     memory: dict[str, float] = {}
     for row in tqdm(rows, desc=f"memory, {length:,} tokens", leave=False, disable=None):
         try:
@@ -147,7 +147,7 @@ def report_efficiency(
 
 
 def tables(cells: Cells, lengths: tuple[int, ...], batch_size: int) -> str:
-    """Seconds of 1,000 steps, memory, and both against canonical attention, ours beside the paper's."""
+    """Tables of seconds per 1,000 steps, of memory, and of both against canonical attention, beside the paper's."""
 
     def table(title: str, show: Callable[[str, int], str]) -> str:
         header = [f"batch {batch_size}", *(f"{length:,} tokens" for length in lengths)]
@@ -158,12 +158,12 @@ def tables(cells: Cells, lengths: tuple[int, ...], batch_size: int) -> str:
 
     def ratio(row: str, length: int, value: float, published: str) -> str:
         if not cells[CANONICAL, length].fits:
-            return "nothing to compare with"
+            return "no reference"
         return fits(row, length, f"{value:.1f}{_paper(published, row, length)}")
 
-    against = "canonical attention with the matrix in memory; in brackets the paper's, on a V100"
+    against = "canonical attention with the matrix in memory (in brackets: the paper, on a V100)"
     parts = [
-        table(f"Seconds of {STEPS:,} steps", lambda row, n: fits(row, n, f"{STEPS * cells[row, n].seconds:,.0f}")),
+        table(f"Seconds per {STEPS:,} steps", lambda row, n: fits(row, n, f"{STEPS * cells[row, n].seconds:,.0f}")),
         table(
             "Peak memory of a step above rest, MiB",
             lambda row, n: fits(row, n, f"{cells[row, n].memory_mib:,.0f}"),
@@ -194,11 +194,11 @@ def _paper(quantity: str, row: str, length: int) -> str:
 
 
 def findings(cells: Cells, lengths: tuple[int, ...]) -> list[str]:
-    """What it should show at 4,096 tokens, and what it shows."""
+    """Compare the results at 4,096 tokens with their bars."""
     if 4096 not in lengths:
         return []
     if not cells[CANONICAL, 4096].fits:
-        return ["* [not measured] canonical attention does not fit at 4,096 tokens: take a smaller --efficiency-batch"]
+        return ["* [not measured] canonical attention does not fit at 4,096 tokens: use a smaller --efficiency-batch"]
     speed, saving = _speed(cells, PRIMALFORMER, 4096), _saving(cells, PRIMALFORMER, 4096)
     fastest = min(ROWS, key=lambda row: cells[row, 4096].seconds)
     lines = [

@@ -1,9 +1,9 @@
-"""ListOps, as the Long-Range Arena generates it: nested MIN, MAX, MED and SM of digits, to be evaluated.
+"""ListOps, generated as in the Long-Range Arena: nested MIN, MAX, MED and SM of digits, to be evaluated.
 
-``[MAX 4 [SM 7 8 ] 0 ]`` is 5: SM is the sum modulo 10, MED the integer part of the median. The published generator is
-followed in what it draws: a node is an operator with probability 0.25 unless it is at the greatest depth, else a digit;
-an operator has 2 to 10 arguments; trees of more than 500 and fewer than 2,000 tokens are kept (operators, closing
-brackets and digits count), each once. The seeds are ours.
+``[MAX 4 [SM 7 8 ] 0 ]`` is 5: SM is the sum modulo 10, MED the integer part of the median. Trees have the distribution
+of the published generator. A node is an operator with probability 0.25; otherwise, and at the maximum depth, it is a
+digit. An operator has 2 to 10 arguments. Trees with more than 500 and fewer than 2,000 tokens are accepted (operators,
+closing brackets and digits count), and duplicates are discarded. The seeds are our own.
 """
 
 import random
@@ -27,7 +27,7 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 }
 END = "]"
 TOKENS = (*DIGITS, *OPERATORS, END)
-"""A token is its number here."""
+"""All tokens. A token is encoded as its index in this tuple."""
 END_TOKEN, FIRST_OPERATOR = TOKENS.index(END), len(DIGITS)
 NUM_CLASSES = len(DIGITS)
 OPERATOR_SHARE, MAX_DEPTH, MAX_ARGUMENTS = 0.25, 10, 10
@@ -36,14 +36,14 @@ SPLITS = {"train": 96_000, "validation": 2_000, "test": 2_000}
 
 
 def generate(draw: Callable[[], float], *, longest: int = MAX_LENGTH) -> bytes | None:
-    """The tokens of one tree, from its first to its last; None as soon as it has ``longest``.
+    """Draw one tree and return its tokens in order, or None if it has ``longest`` tokens or more.
 
     Args:
-        draw: a number in [0, 1), uniformly.
-        longest: a tree has fewer tokens.
+        draw: returns a uniform random number in [0, 1).
+        longest: the limit on the number of tokens. Drawing stops as soon as it is reached.
     """
     tokens = bytearray()
-    waiting: list[int] = []  # arguments that are yet to come, of each operator that is open
+    waiting: list[int] = []  # missing arguments of each open operator
     while True:
         if len(waiting) + 1 < MAX_DEPTH and draw() <= OPERATOR_SHARE:
             tokens.append(FIRST_OPERATOR + int(draw() * len(OPERATORS)))
@@ -57,14 +57,14 @@ def generate(draw: Callable[[], float], *, longest: int = MAX_LENGTH) -> bytes |
             tokens.append(END_TOKEN)
             if waiting:
                 waiting[-1] -= 1
-        if len(tokens) + len(waiting) >= longest:  # what is open has still to be closed
+        if len(tokens) + len(waiting) >= longest:  # each open operator still needs its bracket
             return None
         if not waiting:
             return bytes(tokens)
 
 
 def evaluate(tokens: bytes) -> int:
-    """The digit that an expression stands for."""
+    """Evaluate an expression to a digit."""
     operators = list(OPERATORS.values())
     open_lists: list[tuple[int, list[int]]] = []
     for token in tokens:
@@ -83,7 +83,7 @@ def evaluate(tokens: bytes) -> int:
 
 
 def distinct_trees(number: int, seed: int) -> Iterator[bytes]:
-    """So many trees of an accepted length, none twice."""
+    """Generate ``number`` distinct trees of an accepted length."""
     draw = random.Random(seed).random
     seen: set[bytes] = set()
     while len(seen) < number:
@@ -95,25 +95,25 @@ def distinct_trees(number: int, seed: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class ListOps:
-    """Expressions of one split, one after the other."""
+    """Expressions of one split, concatenated."""
 
     tokens: np.ndarray
-    """(all tokens,) uint8."""
+    """(number of all tokens,) uint8."""
     ends: np.ndarray
-    """(number,) int64, where each expression ends."""
+    """(number of expressions,) int64, where each expression ends."""
     values: np.ndarray
-    """(number,) int64, what each stands for."""
+    """(number of expressions,) int64, the value of each."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def expression(self, number: int) -> np.ndarray:
-        """(length,) uint8."""
+        """Tokens of one expression, (length,) uint8."""
         return self.tokens[0 if number == 0 else self.ends[number - 1] : self.ends[number]]
 
 
 def load_listops(folder: Path, *, seed: int = 0, splits: dict[str, int] = SPLITS) -> dict[str, ListOps]:
-    """The splits, from a file in the folder; made first if it is not there, which takes a minute or two."""
+    """Load the splits from a file in the folder. If it is missing, generate it first, which takes a minute or two."""
     sizes = "-".join(map(str, splits.values()))
     path = folder / f"listops-{sizes}-seed-{seed}.npz"
     if not path.exists():

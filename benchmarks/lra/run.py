@@ -1,8 +1,10 @@
-"""The Long-Range Arena: training with the published settings, and what a step costs at 1K, 2K and 4K tokens (Table 3).
+"""The Long-Range Arena: training with the published settings, or the cost of a step at 1K, 2K and 4K tokens (Table 3).
 
-ListOps is generated; Image and Text are read from the standard files (``--folder``). With ``--efficiency`` nothing is
-learned: every stack makes training steps on random tokens, and the table has the seconds of 1,000 steps (by turns, in
-one process for each length) and the peak memory above the process at rest (in a fresh process for each cell).
+ListOps is generated. Image and Text are read from the standard files (``--folder``).
+
+With ``--efficiency`` nothing is trained. Every attention stack makes training steps on random tokens, and the tables
+show the seconds per 1,000 steps (timed alternately, in one process per length) and the peak memory above the process at
+rest (in a fresh process per cell).
 """
 
 import json
@@ -32,65 +34,65 @@ SPLITS = ("validation", "test")
 
 @dataclass(frozen=True)
 class Config:
-    """What to do."""
+    """Settings of the benchmark."""
 
     task: Literal["listops", "image", "text"] = "listops"
-    """Which task."""
+    """Task to train on."""
     folder: Path | None = None
-    """Where its files are: CIFAR-10's binary version, or the unpacked IMDb archive. ListOps is kept in the cache."""
+    """Folder of CIFAR-10's binary version or of the unpacked IMDb archive. ListOps is generated, into the cache."""
     attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
-    """Stacks: softmax; primal-plus (last layer); primalformer (all layers); or another kind in all layers."""
+    """Attention stacks: softmax, primal-plus (primal in the last layer), primalformer (primal in all), another kind."""
     seeds: tuple[int, ...] = (0,)
-    """Of weights, batches and dropout: one training each."""
+    """Seeds of weights, batches and dropout. Each stack is trained once per seed."""
     steps: int | None = None
-    """Updates; the published number for the task if not given. The warm-up keeps its share of them."""
+    """Training steps. If not given, the published number for the task. The warm-up keeps its share of the steps."""
     batch_size: int | None = None
-    """Sequences of an update; the published number for the task if not given."""
+    """Sequences per step. If not given, the published number for the task."""
     lr: float = 1e-4
-    """The greatest learning rate of AdamW; it rises linearly to it, then falls linearly to zero."""
+    """Peak learning rate of AdamW. The rate rises linearly to the peak, then falls linearly to zero."""
     rank: int | None = None
-    """Directions of Primal-Attention; the published number for the task and stack if not given."""
+    """Rank of Primal-Attention. If not given, the published rank for the task and stack."""
     eta: float | None = None
-    """Weight of the KSVD penalty; the published one for the task and stack if not given."""
+    """Weight of the KSVD penalty. If not given, the published weight for the task and stack."""
     efficiency: bool = False
-    """Measure what a step costs of all stacks, instead of training. Only the three flags below then count."""
+    """Measure the cost of a step of all stacks, without training. Uses only the next 3 flags, --device and --out."""
     lengths: tuple[int, ...] = (1024, 2048, 4096)
-    """For --efficiency: tokens of a sequence."""
+    """For --efficiency: sequence lengths in tokens."""
     efficiency_batch: int = 4
-    """For --efficiency: sequences of a step. The published 32 would not fit with the matrix in memory."""
+    """For --efficiency: sequences per step. The published 32 would not fit with the attention matrix in memory."""
     efficiency_seconds: float = 5.0
-    """For --efficiency: how long each is timed."""
+    """For --efficiency: seconds to time each stack."""
     device: str = "cpu"
-    """cpu, cuda, mps."""
+    """Torch device: cpu, cuda or mps."""
     again: bool = False
-    """Train again what was trained with the same settings before. Otherwise its result is read from its folder."""
+    """Train again even if a finished run has the same settings. Otherwise its result is read from its folder."""
     out: Path = Path("runs/lra")
-    """Where curves, tables and results go."""
+    """Folder for curves and results."""
 
     def __post_init__(self) -> None:
         check_stacks(self.attention, self.seeds)
-        least = {"steps": self.steps, "batch_size": self.batch_size, "rank": self.rank}
-        least |= {"efficiency_batch": self.efficiency_batch, "lengths": min(self.lengths, default=0)}
-        if wrong := [name for name, value in least.items() if value is not None and value < 1]:
-            raise ValueError(f"{wrong[0]} ({least[wrong[0]]}) must be at least 1")
+        sizes = {"steps": self.steps, "batch_size": self.batch_size, "rank": self.rank}
+        sizes |= {"efficiency_batch": self.efficiency_batch, "lengths": min(self.lengths, default=0)}
+        if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
+            raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
         if self.lr <= 0 or self.efficiency_seconds <= 0 or (self.eta is not None and self.eta < 0):
-            raise ValueError("lr and efficiency_seconds must be above 0, and eta not below")
+            raise ValueError("lr and efficiency_seconds must be above 0, and eta at least 0")
         if self.task != "listops" and self.folder is None and not self.efficiency:
             raise ValueError(f"{self.task} needs --folder: its files are not generated")
 
     @property
     def published(self) -> Task:
-        """The task's settings."""
+        """Published settings of the task."""
         return TASKS[self.task]
 
     def penalized(self, attention: str) -> Penalized:
-        """What Primal-Attention is told in a stack."""
+        """Hyperparameters of Primal-Attention in a stack: the given ones, or the published ones."""
         paper = self.published.primal.get(attention, Penalized(30, 0.0))
         return Penalized(paper.rank if self.rank is None else self.rank, paper.eta if self.eta is None else self.eta)
 
     def facts(self, attention: str, seed: int) -> dict[str, Any]:
-        """What a training depends on."""
-        told = asdict(self.penalized(attention)) if attention in PENALIZED else {}
+        """All settings that the result of a training run depends on."""
+        primal = asdict(self.penalized(attention)) if attention in PENALIZED else {}
         return {
             "task": self.task,
             "data": None if self.folder is None else str(self.folder.resolve()),
@@ -100,20 +102,20 @@ class Config:
             "device": self.device,
             "attention": attention,
             "seed": seed,
-            **told,
+            **primal,
             "torch": torch.__version__,
         }
 
     def run_folder(self, attention: str, seed: int) -> Path:
-        """Where a training writes: another one for other settings, so that neither is lost."""
-        facts, told = self.facts(attention, seed), self.penalized(attention)
-        settings = [f"r{told.rank}-eta{told.eta:g}"] if attention in PENALIZED else []
+        """Folder of a training run. Different settings have different folders, so that no result is overwritten."""
+        facts, primal = self.facts(attention, seed), self.penalized(attention)
+        settings = [f"r{primal.rank}-eta{primal.eta:g}"] if attention in PENALIZED else []
         settings += [f"{facts['steps']}x{facts['batch_size']}-lr{self.lr:g}"]
         return self.out / "__".join([self.task, attention, *settings, f"s{seed}"])
 
 
 def rows_in_order(number: int, size: int, seed: int) -> Iterator[list[int]]:
-    """Batches of rows, each row once before any comes again, without end."""
+    """Yield batches of rows without end. Each pass has a new order and drops the last incomplete batch."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(number, generator=generator).tolist()
@@ -122,12 +124,14 @@ def rows_in_order(number: int, size: int, seed: int) -> Iterator[list[int]]:
 
 
 def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences]) -> dict[str, float]:
-    """Train one classifier. Returns its accuracy on the validation and the test split."""
-    task, device, told = config.published, torch.device(config.device), config.penalized(attention)
+    """Train one classifier and return its accuracy on the validation and the test split."""
+    task, device, primal = config.published, torch.device(config.device), config.penalized(attention)
     facts = config.facts(attention, seed)
     steps, size = facts["steps"], facts["batch_size"]
     torch.manual_seed(seed)
-    shape = encoder_shape(num_classes=task.num_classes, max_length=task.max_length, attention=attention, rank=told.rank)
+    shape = encoder_shape(
+        num_classes=task.num_classes, max_length=task.max_length, attention=attention, rank=primal.rank
+    )
     model = Encoder(nn.Embedding(task.num_tokens, shape.width), shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, eps=1e-6, weight_decay=0.0)
     warmup = steps * task.warmup_steps / task.steps
@@ -140,7 +144,7 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
     folder.mkdir(parents=True, exist_ok=True)
     logbook = MetricsLog(folder, texts={"settings": f"```json\n{json.dumps(facts, indent=1)}\n```"})
     for step in tqdm(range(1, steps + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
-        losses = update(model, optimizer, training.batch(next(rows), device), eta=told.eta)
+        losses = update(model, optimizer, training.batch(next(rows), device), eta=primal.eta)
         schedule.step()
         if step % LOG_EVERY_STEPS == 0 or step == steps:
             logbook.write(step, {"train/loss": float(losses.total), "train/penalty": float(losses.penalty)})
@@ -152,7 +156,7 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
 
 
 def table(config: Config, scores: dict[str, list[dict[str, float]]]) -> str:
-    """Ours, and the paper's."""
+    """Table of our accuracies beside the paper's."""
     rows = []
     for attention, seen in scores.items():
         published = TABLE_2[config.task].get(attention)
@@ -179,10 +183,10 @@ def main(config: Config) -> None:
     for seed in config.seeds:
         for attention in config.attention:
             folder = config.run_folder(attention, seed)
-            kept = None if config.again else kept_scores(folder, config.facts(attention, seed))
-            found = train(config, attention, seed, splits) if kept is None else kept
+            saved = None if config.again else kept_scores(folder, config.facts(attention, seed))
+            found = train(config, attention, seed, splits) if saved is None else saved
             scores[attention].append(found)
-            note = "" if kept is None else f" (from {folder}; --again to train anew)"
+            note = "" if saved is None else f" (from {folder}; --again to retrain)"
             shown = ", ".join(f"{split} {found[split]:.2f} %" for split in SPLITS)
             print(f"{attention}, seed {seed}: {shown}{note}", flush=True)
     steps = config.published.steps if config.steps is None else config.steps

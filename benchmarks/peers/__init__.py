@@ -1,5 +1,5 @@
-"""Training steps of Decision Transformers, ours and others', each in a process of its own that steps on command.
+"""Training steps of Decision Transformers, ours and others', each in its own process that makes one step per command.
 
-The programs of others run in virtual environments of their own, which have nothing of this project: what these files
-import from one another is found beside them.
+The other libraries run in their own virtual environments, where this project is not installed. These files therefore
+import one another by file name, from their own folder.
 """

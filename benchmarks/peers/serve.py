@@ -1,7 +1,7 @@
-"""The worker's end of the pipe: JSON lines in, JSON lines out. Needs numpy alone.
+"""The worker's side of the pipe: JSON lines in, JSON lines out. Needs only numpy.
 
-The first line is what to build. Then ``"step"`` makes one training step with its batch and is answered with its
-seconds, ``"memory"`` with the peak above rest, and anything else is for the builder's own extras.
+The first line describes the model to build. After that, ``"step"`` makes one training step, including its batch, and
+returns its seconds; ``"memory"`` returns the peak memory above rest in MiB; other commands are those of the builder.
 """
 
 import json
@@ -23,10 +23,10 @@ Extras = dict[str, Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Request:
-    """What to build."""
+    """Description of the model to build."""
 
     data: str
-    """A file of episodes, as ``write_episodes`` makes it."""
+    """File of episodes, written by ``write_episodes``."""
     threads: int
     width: int
     num_heads: int
@@ -35,14 +35,14 @@ class Request:
     batch_size: int
     dropout: float
     attention: str = ""
-    """For ours: the stack."""
+    """Attention stack, for our models."""
     without: str | None = None
-    """For ours: what to leave out of what makes it fast."""
+    """Optimization to remove, for our models."""
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes of one length, in raw units."""
+    """Episodes of equal length, in raw units. Axes: E episodes, T steps, S state, A action."""
 
     observations: np.ndarray
     """(E, T, S)."""
@@ -53,20 +53,20 @@ class Episodes:
 
 
 def read_episodes(path: str) -> Episodes:
-    """From a file of numpy's, without executing anything in it."""
+    """Read a .npz file. Pickled objects are refused, so that no code in the file can run."""
     with np.load(path, allow_pickle=False) as file:
         return Episodes(file["observations"], file["actions"], file["rewards"])
 
 
 def peak_mib() -> float:
-    """The most resident memory that this process has had."""
+    """Peak resident memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def serve(build: Callable[[Request, Episodes], tuple[Step, Extras]]) -> None:
-    """Answer until the other end closes."""
+    """Build the model, then answer commands until stdin is closed."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps the output of libraries out of the answers
     request = Request(**json.loads(sys.stdin.readline()))
     episodes = read_episodes(request.data)
     rest = peak_mib()
@@ -78,6 +78,6 @@ def serve(build: Callable[[Request, Episodes], tuple[Step, Extras]]) -> None:
         return time.perf_counter() - begin
 
     commands: Extras = {"step": timed_step, "memory": lambda: peak_mib() - rest, **extras}
-    answers.write("null\n")  # built
+    answers.write("null\n")  # the model is built
     for line in sys.stdin:
         answers.write(json.dumps(commands[json.loads(line)]()) + "\n")

@@ -1,4 +1,4 @@
-"""d3rlpy's Decision Transformer: its buffer draws the batch, its ``update`` learns from it, as in its ``fit``."""
+"""d3rlpy's Decision Transformer: its buffer samples the batch, and its ``update`` trains on it, as in its ``fit``."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from serve import Episodes, Extras, Request, Step, serve
 
 
 def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
-    """A training step, batch included."""
+    """Build a training step, including its batch."""
     torch.set_num_threads(request.threads)
     buffer = ReplayBuffer(
         InfiniteBuffer(),

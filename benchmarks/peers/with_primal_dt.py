@@ -1,4 +1,4 @@
-"""Ours: the sampler and the trainer of ``train.py``."""
+"""This project's Decision Transformer, with the sampler and the trainer of ``train.py``."""
 
 import resource
 import tempfile
@@ -41,11 +41,11 @@ CPU_ATTENTION = {
         lambda out, q, k, v, *rest, **named: sdpa_backward_flop_count(out, q, k, v)
     ),
 }
-"""Fused attention on a CPU, which torch's counter leaves out: floating-point operations from the shapes."""
+"""Floating-point operations of fused attention on a CPU, from its shapes: torch's counter does not count it."""
 
 
 def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
-    """A training step, batch included."""
+    """Build a training step, including its batch."""
     torch.set_num_threads(request.threads)
     leave_out(request.without)
     if request.without != "kept memory":
@@ -98,7 +98,7 @@ def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
 
 
 def leave_out(name: str | None) -> None:
-    """Undo one of the things that make a step fast, for this process."""
+    """Remove one optimization in this process."""
     if name == "cheap dropout":
         Dropout.forward = nn.Dropout.forward  # type: ignore[method-assign, assignment]
     elif name == "state positions":
@@ -114,7 +114,7 @@ def leave_out(name: str | None) -> None:
             torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         ]
     elif name not in (None, "kept memory", "shards", "right padding", "eager"):
-        raise ValueError(f"nothing is known of {name!r}")
+        raise ValueError(f"unknown optimization {name!r}")
 
 
 def _clocked(call: Callable[[], object]) -> float:
@@ -124,14 +124,20 @@ def _clocked(call: Callable[[], object]) -> float:
 
 
 def _flops(trainer: Trainer) -> int:
-    """Of the matrix products of a step, forward and backward, counted from their shapes; causal attention as full."""
+    """Floating-point operations of a step's matrix products, forward and backward, counted from their shapes.
+
+    Causal attention is counted as full attention.
+    """
     with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
         trainer.update(trainer.sampler.batch(0))
     return counter.get_total_flops()
 
 
 def _parts(trainer: Trainer, step: Step) -> dict[str, float]:
-    """Seconds of each part of a step, means over some steps; of those that run side by side, over these as well."""
+    """Seconds of each part of a step: medians for data and logging, means for the other parts.
+
+    The means are over ``PROFILED_STEPS`` steps and, where shards run in parallel, over the shards.
+    """
     data = [_clocked(partial(trainer.sampler.batch, number)) for number in range(PROFILED_STEPS)]
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as profiler:
@@ -146,13 +152,13 @@ def _parts(trainer: Trainer, step: Step) -> dict[str, float]:
 
 
 def _resident_mib() -> float:
-    """Of this process, now."""
+    """Current resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def _logging_seconds(trainer: Trainer) -> float:
-    """Of a logging point: seeing that all is finite, the means, and writing them down."""
+    """Seconds of a logging point: checking that all values are finite, computing the means, and writing them."""
     with tempfile.TemporaryDirectory() as folder:
         logbook = MetricsLog(Path(folder), texts={})
 

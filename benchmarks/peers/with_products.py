@@ -1,7 +1,7 @@
-"""Large matrix products: what the machine can do.
+"""Large matrix products, which show the machine's limit.
 
-``"plain"`` is ``a @ b``, which makes room for its result anew, ``"given"`` the same with that room given; both in
-seconds per floating-point operation. There are no steps.
+``"plain"`` times ``a @ b``, which allocates its output; ``"given"`` times the same with a preallocated output. Both
+return seconds per floating-point operation. There are no training steps.
 """
 
 import time
@@ -14,10 +14,10 @@ SIZE, REPEATS = 1024, 5
 
 
 def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
-    """Products by turns."""
+    """Build the commands ``"plain"`` and ``"given"``."""
     torch.set_num_threads(request.threads)
     a, b = torch.randn(2, SIZE, SIZE)
-    room = torch.empty(SIZE, SIZE)
+    out = torch.empty(SIZE, SIZE)
 
     def rate(product: Callable[[], object]) -> float:
         begin = time.perf_counter()
@@ -25,7 +25,7 @@ def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
             product()
         return (time.perf_counter() - begin) / (REPEATS * 2 * SIZE**3)
 
-    return lambda: None, {"plain": lambda: rate(lambda: a @ b), "given": lambda: rate(lambda: torch.mm(a, b, out=room))}
+    return lambda: None, {"plain": lambda: rate(lambda: a @ b), "given": lambda: rate(lambda: torch.mm(a, b, out=out))}
 
 
 serve(build)

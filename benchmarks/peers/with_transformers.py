@@ -1,6 +1,7 @@
 """Hugging Face transformers' Decision Transformer, with a Python loop over the windows of a batch.
 
-Its users write the loop themselves. This one is kinder than most: returns-to-go are summed once, not for each window.
+Users of transformers write this loop themselves. This one is faster than most: it sums returns-to-go once, not for each
+window.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ RETURN_SCALE = 1000.0
 
 
 def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
-    """A training step, batch included."""
+    """Build a training step, including its batch."""
     torch.set_num_threads(request.threads)
     num_episodes, length, state_width = episodes.observations.shape
     mean, std = episodes.observations.mean((0, 1)), episodes.observations.std((0, 1)) + 1e-6

@@ -1,1 +1,1 @@
-"""Classification of time series: the UEA archive."""
+"""Time-series classification on the UEA archive."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.uea``."""
+"""Entry point of ``python -m benchmarks.uea``."""
 
 from benchmarks.program import run_program
 from benchmarks.uea import run

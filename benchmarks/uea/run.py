@@ -1,12 +1,15 @@
-"""Time-series classification on the UEA archive, the attention stacks beside one another and beside the paper.
+"""Time-series classification on the UEA archive: the attention stacks compared with one another and with the paper.
 
-Settings are the paper's: 2 layers, width 512, 8 heads, RAdam at 1e-3, batches of 16, 100 epochs, dropout 0.1, and its
-rank and eta for each data set; but for Handwriting, for which cross-validation on the training split chose a learning
-rate that falls along a cosine (benchmarks.uea.schedule). The encoder is not the published code's, which is post-norm
-and gives all positions together to its classifier: here blocks are pre-norm, an MLP is as wide as the model, and the
-classifier sees the mean over real steps. Series are standardized with the training split; the test split is looked at
-once, after the last epoch. (If the training loss has come apart there, ten times the lowest or more, the weights of the
-epoch with the lowest training loss are taken.)
+Settings are the paper's: 2 layers, width 512, 8 heads, RAdam at 1e-3, batches of 16, 100 epochs, dropout 0.1, and the
+paper's rank and eta for each data set. Handwriting is the exception: its learning rate falls along a cosine, as chosen
+by cross-validation on the training split (benchmarks.uea.schedule).
+
+The encoder differs from the published code, which is post-norm and passes all positions together to its classifier.
+Here blocks are pre-norm, the MLP is as wide as the model, and the classifier sees the mean over real steps.
+
+Series are standardized with the training split. The test split is used once, after the last epoch. If the training loss
+has diverged by then (more than ten times its lowest value), the weights of the epoch with the lowest training loss are
+tested.
 """
 
 import json
@@ -43,12 +46,12 @@ from primal_dt.training.metrics_log import MetricsLog
 
 TEST_BATCH = 64
 FAR = 10.0
-"""A loss that is so many times the lowest is that of a training that came apart."""
+"""A run has diverged if its last training loss is more than this many times the lowest."""
 
 
 @dataclass(frozen=True)
 class Penalized:
-    """What Primal-Attention is told."""
+    """Hyperparameters of Primal-Attention and its penalty."""
 
     rank: int
     eta: float
@@ -63,76 +66,76 @@ PAPER = {
     ("Handwriting", "primalformer"): Penalized(30, 0.2, 5),
     ("UWaveGestureLibrary", "primalformer"): Penalized(20, 0.0, 10),
 }
-"""(data set, stack) -> what the paper uses."""
+"""(data set, stack) -> the paper's hyperparameters."""
 OTHERWISE = Penalized(30, 0.1)
 EPOCHS = {"PEMS-SF": 400}
-"""Data set -> epochs in the paper, where they are not 100."""
+"""Data set -> the paper's number of epochs, where it is not 100."""
 BARS = {"JapaneseVowels": 98.0}
-"""Data set -> what Primal.+ and PrimalFormer should reach on average."""
+"""Data set -> minimum mean test accuracy of Primal.+ and PrimalFormer in percent."""
 Schedule = Literal["constant", "cosine"]
 SCHEDULES: dict[str, Schedule] = {"JapaneseVowels": "constant", "Handwriting": "cosine"}
-"""Data set -> what ``python -m benchmarks.uea.schedule`` chose."""
+"""Data set -> the schedule that ``python -m benchmarks.uea.schedule`` chose."""
 USUAL_BATCH, USUAL_RATE, USUAL_EPOCHS = 16, 1e-3, 100
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to train."""
+    """Settings of the benchmark."""
 
     dataset: str = "JapaneseVowels"
-    """The archive's name. JapaneseVowels comes with aeon; others are read from the folder."""
+    """Name of the data set in the archive. JapaneseVowels comes with aeon; others are read from --folder."""
     folder: Path | None = None
-    """Where NAME_TRAIN.ts and NAME_TEST.ts are, as https://timeseriesclassification.com has them."""
+    """Folder with NAME_TRAIN.ts and NAME_TEST.ts, files from https://timeseriesclassification.com."""
     attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
-    """Stacks: softmax; primal-plus (last layer); primalformer (all layers); or another kind in all layers."""
+    """Attention stacks: softmax, primal-plus (primal in the last layer), primalformer (primal in all), another kind."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of weights, batches and dropout: one training each."""
+    """Seeds of weights, batches and dropout. Each stack is trained once per seed."""
     epochs: int | None = None
-    """Passes over the training split. If not given: the paper's for the data set, 100 for most."""
+    """Epochs over the training split. If not given, the paper's number for the data set (100 for most)."""
     batch_size: int = USUAL_BATCH
-    """Series of an update."""
+    """Series per update."""
     lr: float = USUAL_RATE
-    """Learning rate of RAdam, at the beginning."""
+    """Initial learning rate of RAdam."""
     schedule: Schedule | None = None
-    """What it does then. If not given: what cross-validation chose for the data set, or constant, as in the paper."""
+    """Learning-rate schedule. If not given, the one chosen by cross-validation, or else constant, as in the paper."""
     rank: int | None = None
-    """Directions of Primal-Attention. If not given: the paper's for the data set, or 30."""
+    """Rank of Primal-Attention. If not given, the paper's for the data set, or 30."""
     eta: float | None = None
-    """Weight of the KSVD penalty. If not given: the paper's for the data set, or 0.1."""
+    """Weight of the KSVD penalty. If not given, the paper's for the data set, or 0.1."""
     rank_multi: int | None = None
-    """Rows of the data-dependent weights, times the rank. If not given: the paper's for the data set, or 10."""
+    """Rows of the data-dependent weights, divided by the rank. If not given, the paper's for the data set, or 10."""
     device: str = "cpu"
-    """cpu, cuda, mps."""
+    """Torch device: cpu, cuda or mps."""
     again: bool = False
-    """Train again what was trained with the same settings before. Otherwise its result is read from its folder."""
+    """Train again even if a finished run has the same settings. Otherwise its result is read from its folder."""
     out: Path = Path("runs/uea")
-    """Where curves and results go."""
+    """Folder for curves and results."""
 
     def __post_init__(self) -> None:
         check_stacks(self.attention, self.seeds)
-        least = {"epochs": self.epochs, "batch_size": self.batch_size, "rank": self.rank, "rank_multi": self.rank_multi}
-        if wrong := [name for name, value in least.items() if value is not None and value < 1]:
-            raise ValueError(f"{wrong[0]} ({least[wrong[0]]}) must be at least 1")
+        sizes = {"epochs": self.epochs, "batch_size": self.batch_size, "rank": self.rank, "rank_multi": self.rank_multi}
+        if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
+            raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
         if self.lr <= 0 or (self.eta is not None and self.eta < 0):
-            raise ValueError(f"lr ({self.lr}) must be above 0, and eta ({self.eta}) not below")
+            raise ValueError(f"lr ({self.lr}) must be above 0, and eta ({self.eta}) at least 0")
 
     def num_epochs(self) -> int:
-        """Passes over the training split."""
+        """The number of epochs: the given one, or the paper's."""
         return EPOCHS.get(self.dataset, USUAL_EPOCHS) if self.epochs is None else self.epochs
 
     def learning_rate(self) -> Schedule:
-        """What the learning rate does."""
+        """The learning-rate schedule: the given one, or the one chosen for the data set."""
         return SCHEDULES.get(self.dataset, "constant") if self.schedule is None else self.schedule
 
     def penalized(self, attention: str) -> Penalized:
-        """What Primal-Attention is told in a stack."""
+        """Hyperparameters of Primal-Attention in a stack: the given ones, or the paper's."""
         given = {name: getattr(self, name) for name in ("rank", "eta", "rank_multi")}
         paper = PAPER.get((self.dataset, attention), OTHERWISE)
         return Penalized(**(asdict(paper) | {name: value for name, value in given.items() if value is not None}))
 
     def facts(self, attention: str, seed: int) -> dict[str, Any]:
-        """What a training depends on."""
-        told = asdict(self.penalized(attention)) if attention in PENALIZED else {}
+        """All settings that the result of a training run depends on."""
+        primal = asdict(self.penalized(attention)) if attention in PENALIZED else {}
         return {
             "dataset": self.dataset,
             "data": None if self.folder is None else str(self.folder.resolve()),
@@ -143,45 +146,45 @@ class Config:
             "device": self.device,
             "attention": attention,
             "seed": seed,
-            **told,
+            **primal,
             "torch": torch.__version__,
         }
 
     def run_folder(self, attention: str, seed: int) -> Path:
-        """Where a training writes: another one for other settings, so that neither is lost."""
-        told = self.penalized(attention)
-        settings = [f"r{told.rank}-eta{told.eta:g}-x{told.rank_multi}"] if attention in PENALIZED else []
+        """Folder of a training run. Different settings have different folders, so that no result is overwritten."""
+        primal = self.penalized(attention)
+        settings = [f"r{primal.rank}-eta{primal.eta:g}-x{primal.rank_multi}"] if attention in PENALIZED else []
         usual = {"epochs": EPOCHS.get(self.dataset, USUAL_EPOCHS), "batch": USUAL_BATCH, "lr": USUAL_RATE}
-        own = {"epochs": self.num_epochs(), "batch": self.batch_size, "lr": self.lr}
-        settings += [f"{name}{own[name]:g}" for name in own if own[name] != usual[name]]
+        given = {"epochs": self.num_epochs(), "batch": self.batch_size, "lr": self.lr}
+        settings += [f"{name}{given[name]:g}" for name in given if given[name] != usual[name]]
         settings += [self.learning_rate()] if self.learning_rate() != "constant" else []
         return self.out / "__".join([self.dataset, attention, *settings, f"s{seed}"])
 
 
 def load(dataset: str, folder: Path | None) -> tuple[Sequences, Sequences]:
-    """The training and the test split, standardized channel by channel with the former.
+    """Load the training and the test split, standardized per channel with the training split.
 
     Raises:
-        ValueError: if the files are not there, not of this format, not of one archive, or have missing values.
+        ValueError: if a file is missing or in another format, if values are missing, or if the splits do not match.
     """
     training, test = (read_split(dataset, folder, split) for split in ("train", "test"))
     if unknown := set(test.labels) - set(training.labels):
-        raise ValueError(f"the test split of {dataset} has classes that the training split has not: {sorted(unknown)}")
+        raise ValueError(f"the test split of {dataset} has classes that the training split lacks: {sorted(unknown)}")
     return standardized(training, test)
 
 
 @dataclass(frozen=True)
 class Series:
-    """As they are in the archive."""
+    """Time series of one split, as in the archive."""
 
     values: Sequence[np.ndarray]
-    """(channels, steps) each."""
+    """One array (channels, steps) per series."""
     labels: Sequence[str]
-    """The names of their classes."""
+    """One class name per series."""
 
 
 def standardized(training: Series, other: Series) -> tuple[Sequences, Sequences]:
-    """Both, scaled channel by channel with the former, classes as numbers."""
+    """Standardize both per channel with the statistics of ``training``, and number the classes."""
     classes = {name: number for number, name in enumerate(sorted({*training.labels, *other.labels}))}
     every = np.concatenate(training.values, axis=1)  # (channels, steps of all)
     mean, deviation = every.mean(1), every.std(1) + 1e-8
@@ -195,31 +198,31 @@ def standardized(training: Series, other: Series) -> tuple[Sequences, Sequences]
 
 
 def read_split(dataset: str, folder: Path | None, split: str) -> Series:
-    """The training split (``train``) or the test split (``test``)."""
+    """Read the training split (``train``) or the test split (``test``)."""
     try:
         from aeon.datasets import load_from_ts_file, load_japanese_vowels
     except ImportError as error:
         raise ValueError(
-            "the UEA archive is read by aeon: pip install -c constraints.txt -e '.[benchmarks]'"
+            "reading the UEA archive needs aeon: pip install -c constraints.txt -e '.[benchmarks]'"
         ) from error
     if folder is None:
         if dataset != "JapaneseVowels":
             names = f"{dataset}_TRAIN.ts and {dataset}_TEST.ts"
-            raise ValueError(f"{dataset} does not come with aeon: give --folder, with {names} in it")
+            raise ValueError(f"{dataset} does not come with aeon: give --folder with {names}")
         series, labels = load_japanese_vowels(split=split)
-        return Series([np.asarray(one) for one in series], list(labels))
+        return Series([np.asarray(one) for one in series], list(map(str, labels)))
     path = folder / f"{dataset}_{split.upper()}.ts"
     if not path.is_file():
-        raise ValueError(f"there is no {path}: the archive's files are NAME_TRAIN.ts and NAME_TEST.ts")
+        raise ValueError(f"{path} is missing: the archive's files are NAME_TRAIN.ts and NAME_TEST.ts")
     try:
         series, labels = load_from_ts_file(str(path))
-    except Exception as error:  # whatever its parser stumbles over
+    except Exception as error:  # the parser raises errors of many types
         raise ValueError(f"{path} is not in the archive's format: {error}") from error
     if len(series) == 0 or len(labels) != len(series):
-        raise ValueError(f"{path} has {len(series)} series and {len(labels)} classes: it must have as many of both")
+        raise ValueError(f"{path} has {len(series)} series and {len(labels)} class labels: each series must have one")
     if missing := [number for number, one in enumerate(series) if not np.isfinite(one).all()]:
-        raise ValueError(f"{path} has missing values, in {len(missing)} series, the first of them number {missing[0]}")
-    return Series([np.asarray(one) for one in series], list(labels))
+        raise ValueError(f"{path} has missing values in {len(missing)} series, the first of them number {missing[0]}")
+    return Series([np.asarray(one) for one in series], list(map(str, labels)))
 
 
 def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences]) -> float:
@@ -234,7 +237,7 @@ def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Se
 
 
 def metrics_log_of(config: Config, attention: str, folder: Path) -> MetricsLog:
-    """The curves of a training."""
+    """Open the metrics log of a training run."""
     folder.mkdir(parents=True, exist_ok=True)
     return MetricsLog(folder, texts={"settings": settings(attention, config.penalized(attention))})
 
@@ -243,21 +246,22 @@ def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequ
     """Train one classifier.
 
     Args:
-        config: settings.
-        attention: the stack.
-        seed: of weights, batches and dropout.
-        splits: what it learns from, and what it will be asked for; only the number of steps and classes counts there.
-        logbook: for its curves.
+        config: the settings.
+        attention: the attention stack.
+        seed: the seed of weights, batches and dropout.
+        splits: the data to train on, and the data to test on later. Of the latter, only the maximum length and the
+            number of classes are used.
+        logbook: the log of the training curves.
     """
-    training, asked = splits
-    told, device = config.penalized(attention), torch.device(config.device)
+    training, test = splits
+    primal, device = config.penalized(attention), torch.device(config.device)
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     shape = EncoderShape(
-        num_classes=int(torch.cat([training.labels, asked.labels]).max()) + 1,
-        max_length=max(training.longest, asked.longest),
+        num_classes=int(torch.cat([training.labels, test.labels]).max()) + 1,
+        max_length=max(training.longest, test.longest),
         attention=attention,
-        options={"primal": {"rank": told.rank, "rank_multi": told.rank_multi}},
+        options={"primal": {"rank": primal.rank, "rank_multi": primal.rank_multi}},
     )
     model = Encoder(nn.Linear(training.tokens[0].shape[1], shape.width), shape).to(device)
     number, epochs = len(training.tokens), config.num_epochs()
@@ -270,24 +274,27 @@ def fit(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequ
     for epoch in tqdm(range(1, epochs + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
         rows = torch.randperm(number, generator=order).tolist()
         batches = training.batches(config.batch_size, device, rows)
-        losses = [torch.stack(update(model, optimizer, batch, eta=told.eta)) for batch in batches]
+        losses = [torch.stack(update(model, optimizer, batch, eta=primal.eta)) for batch in batches]
         schedule.step()  # once an epoch
         loss, penalty, correct = torch.stack(losses).mean(0).tolist()
         curves = {"train/loss": loss, "train/accuracy": 100 * correct * len(losses) / number}
         logbook.write(epoch, curves | ({"train/penalty": penalty} if attention in PENALIZED else {}))
         best.see(epoch, loss, model)
     if best.is_far_below(loss):
-        print(f"{attention}, seed {seed}: the loss, {best.loss:.3g} in epoch {best.epoch}, is {loss:.3g} at the end")
+        print(
+            f"{attention}, seed {seed}: the training loss diverged from {best.loss:.3g} in epoch {best.epoch} to "
+            f"{loss:.3g}; the weights of that epoch are used"
+        )
         model.load_state_dict(best.weights)
     return model
 
 
 @dataclass
 class Best:
-    """The epoch whose training loss was lowest.
+    """The epoch with the lowest training loss.
 
-    A constant learning rate can throw a model that has converged far off, from which it takes epochs to come back. If
-    the last epoch is in the middle of that, by the training loss, the weights of this one are taken instead.
+    With a constant learning rate, the loss of a converged model can jump, and it then takes several epochs to recover.
+    If the training loss shows that the last epoch is in such a phase, the weights of the best epoch are used instead.
     """
 
     epoch: int = 0
@@ -295,18 +302,18 @@ class Best:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def see(self, epoch: int, loss: float, model: nn.Module) -> None:
-        """Remember it, if it is lower."""
+        """Record an epoch if its loss is the lowest so far."""
         if loss < self.loss:
             self.epoch, self.loss = epoch, loss
             self.weights = {name: value.clone() for name, value in model.state_dict().items()}
 
     def is_far_below(self, loss: float) -> bool:
-        """Whether a loss is of another order."""
+        """Whether ``loss`` is more than ``FAR`` times the lowest loss, or NaN."""
         return bool(self.weights) and not loss <= FAR * self.loss
 
 
 def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
-    """A trained encoder, and the first test series of its data."""
+    """Load a trained encoder and the first series of its test split."""
     facts = json.loads((folder / FACTS).read_text())["facts"]
     _, test = load(facts["dataset"], None if facts["data"] is None else Path(facts["data"]))
     channels, width = test.tokens[0].shape[1], EncoderShape.width
@@ -314,13 +321,13 @@ def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
     return encoder, test.batch(range(min(sequences, len(test.tokens))), torch.device("cpu"))
 
 
-def settings(attention: str, told: Penalized) -> str:
-    """What Primal-Attention was told, if it is there."""
-    return f"rank {told.rank}, eta {told.eta:g}, rank_multi {told.rank_multi}" if attention in PENALIZED else ""
+def settings(attention: str, primal: Penalized) -> str:
+    """Hyperparameters of Primal-Attention as text; empty for stacks without it."""
+    return f"rank {primal.rank}, eta {primal.eta:g}, rank_multi {primal.rank_multi}" if attention in PENALIZED else ""
 
 
 def table(config: Config, scores: dict[str, list[float]]) -> str:
-    """Ours, and the paper's."""
+    """Table of our accuracies beside the paper's."""
     published = TABLE_1.get(config.dataset, {})
     rows = [
         [
@@ -337,7 +344,7 @@ def table(config: Config, scores: dict[str, list[float]]) -> str:
 
 
 def findings(config: Config, scores: dict[str, list[float]]) -> Iterator[str]:
-    """What it should show, and what it shows."""
+    """Compare the results with their bars."""
     bar = BARS.get(config.dataset)
     for attention, seen in scores.items():
         if bar is not None and attention in PENALIZED:
@@ -354,13 +361,13 @@ def main(config: Config) -> None:
     for seed in config.seeds:
         for attention in config.attention:
             folder = config.run_folder(attention, seed)
-            kept = None if config.again else kept_scores(folder, config.facts(attention, seed))
-            scores[attention].append(train(config, attention, seed, splits) if kept is None else kept["test"])
-            note = "" if kept is None else f" (from {folder}; --again to train anew)"
+            saved = None if config.again else kept_scores(folder, config.facts(attention, seed))
+            scores[attention].append(train(config, attention, seed, splits) if saved is None else saved["test"])
+            note = "" if saved is None else f" (from {folder}; --again to retrain)"
             print(f"{attention}, seed {seed}: {scores[attention][-1]:.2f} %{note}", flush=True)
     print(f"\n{table(config, scores)}\n")
     if config.dataset in TABLE_1:
-        print("The paper's numbers are the best epoch on the test split; ours look at it once, at the end.")
+        print("The paper reports the best epoch on the test split. Ours is tested once, after the last epoch.")
     print("".join(f"{line}\n" for line in findings(config, scores)))
     path = config.out / f"{config.dataset}.json"
     every = [

@@ -1,9 +1,11 @@
-"""Whether the learning rate of benchmarks.uea stays constant or falls along a cosine, by cross-validation.
+"""Choice of the learning-rate schedule of benchmarks.uea, constant or cosine, by cross-validation.
 
-The training split is dealt into folds, each class evenly. A classifier learns from all folds but one and is asked for
-that one: for each fold, seed (which deals the folds, too), stack and schedule. The rule: one schedule for a data set,
-the one whose mean accuracy over all of these is higher; if they are equal, the constant one, which is the paper's. The
-test split is not read. What was chosen is listed in benchmarks/uea/run.py.
+The training split is divided into folds with an even share of each class. For each fold, seed, attention stack and
+schedule, a classifier trains on the other folds and is tested on this one. The seed also determines the folds.
+
+Each data set gets one schedule: the one with the higher mean accuracy over all of these runs. A tie goes to the
+constant schedule, which is the paper's. The test split is not read. The chosen schedules are listed in
+benchmarks/uea/run.py.
 """
 
 import json
@@ -25,31 +27,31 @@ from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.table import format_table
 
 Scores = dict[tuple[str, Schedule], list[float]]
-"""(stack, schedule) -> accuracies, in percent."""
+"""(stack, schedule) -> accuracies in percent."""
 CANDIDATES: tuple[Schedule, ...] = get_args(Schedule)
-"""The paper's first: it is taken if they are equal."""
+"""The paper's schedule comes first, because the first one wins a tie."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What to try."""
+    """Settings of the cross-validation."""
 
     dataset: str = "JapaneseVowels"
-    """The archive's name. JapaneseVowels comes with aeon; others are read from the folder."""
+    """Name of the data set in the archive. JapaneseVowels comes with aeon; others are read from --folder."""
     folder: Path | None = None
-    """Where NAME_TRAIN.ts is, as https://timeseriesclassification.com has it."""
+    """Folder with NAME_TRAIN.ts, a file from https://timeseriesclassification.com."""
     attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
-    """Stacks that the schedule is for."""
+    """Attention stacks that the schedule is chosen for."""
     seeds: tuple[int, ...] = (0, 1)
-    """Of folds, weights, batches and dropout."""
+    """Seeds of folds, weights, batches and dropout."""
     folds: int = 3
-    """Parts of the training split. Each is held out once."""
+    """Number of folds of the training split. Each is held out once."""
     epochs: int | None = None
-    """Passes over the other folds. If not given: the paper's for the data set, 100 for most."""
+    """Epochs over the other folds. If not given, the paper's number for the data set (100 for most)."""
     device: str = "cpu"
-    """cpu, cuda, mps."""
+    """Torch device: cpu, cuda or mps."""
     out: Path = Path("runs/uea-schedule")
-    """Where curves and results go. What is there of the same settings is not trained again."""
+    """Folder for curves and results. Finished runs in it with the same settings are reused."""
 
     def __post_init__(self) -> None:
         check_stacks(self.attention, self.seeds)
@@ -57,7 +59,7 @@ class Search:
             raise ValueError(f"folds ({self.folds}) must be at least 2")
 
     def trials(self) -> Iterator["Trial"]:
-        """All trainings, those to be compared one after the other."""
+        """All training runs. The two schedules of otherwise equal runs follow each other."""
         for seed in self.seeds:
             for fold in range(self.folds):
                 for attention in self.attention:
@@ -67,17 +69,17 @@ class Search:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training."""
+    """One training run."""
 
     search: Search
     attention: str
     schedule: Schedule
     seed: int
     fold: int
-    """The one that is held out, from 0."""
+    """Index of the held-out fold, from 0."""
 
     def run(self, training: Series) -> float:
-        """The accuracy on the fold that is held out, in percent: as it was before, or after a training."""
+        """Return the accuracy on the held-out fold in percent. Train first, unless a finished run has the result."""
         search = self.search
         config = Config(
             dataset=search.dataset,
@@ -89,9 +91,9 @@ class Trial:
         facts = config.facts(self.attention, self.seed) | {"fold": self.fold, "folds": search.folds}
         name = [search.dataset, self.attention, self.schedule, f"fold{self.fold + 1}of{search.folds}", f"s{self.seed}"]
         folder = search.out / "__".join(name)
-        kept = kept_scores(folder, facts)
-        if kept is not None:
-            return kept["held-out"]
+        saved = kept_scores(folder, facts)
+        if saved is not None:
+            return saved["held-out"]
         splits = hold_out(training, deal(training.labels, search.folds, self.seed)[self.fold])
         with closing(metrics_log_of(config, self.attention, folder)) as logbook:
             model = fit(config, self.attention, self.seed, splits, logbook)
@@ -102,7 +104,7 @@ class Trial:
 
 
 def deal(labels: Sequence[str], folds: int, seed: int) -> list[list[int]]:
-    """Rows of each fold: those of a class, shuffled, go to one fold after the other."""
+    """Divide rows into folds. The rows of each class are shuffled and go to the folds in turn."""
     rows = list(range(len(labels)))
     random.Random(seed).shuffle(rows)
     rows.sort(key=lambda row: labels[row])
@@ -110,7 +112,7 @@ def deal(labels: Sequence[str], folds: int, seed: int) -> list[list[int]]:
 
 
 def hold_out(training: Series, rows: Sequence[int]) -> tuple[Sequences, Sequences]:
-    """The other series and these, scaled with the former."""
+    """Split the series into the others and ``rows``, both standardized with the statistics of the others."""
     held = set(rows)
 
     def part(chosen: Sequence[int]) -> Series:
@@ -120,17 +122,17 @@ def hold_out(training: Series, rows: Sequence[int]) -> tuple[Sequences, Sequence
 
 
 def choice(scores: Scores) -> Schedule:
-    """By the rule."""
+    """The schedule with the higher mean accuracy; a tie goes to the constant one."""
     return max(CANDIDATES, key=lambda schedule: statistics.mean(every(scores, schedule)))
 
 
 def every(scores: Scores, schedule: Schedule) -> list[float]:
-    """Of all stacks."""
+    """Accuracies of all stacks with one schedule."""
     return [score for (_, its), seen in scores.items() if its == schedule for score in seen]
 
 
 def table(search: Search, scores: Scores) -> str:
-    """A row for each stack, a column for each schedule."""
+    """Table of accuracies, with a row per stack and a column per schedule."""
     rows = [[stack, *(spread(scores[stack, schedule]) for schedule in CANDIDATES)] for stack in search.attention]
     rows.append(["mean of all", *(f"{statistics.mean(every(scores, schedule)):.2f}" for schedule in CANDIDATES)])
     return format_table([f"{search.dataset}, held out, %", *CANDIDATES], rows)
@@ -142,7 +144,9 @@ def main(search: Search) -> None:
     check_device(search.device)
     training = read_split(search.dataset, search.folder, "train")
     if search.folds > len(training.labels):
-        raise ValueError(f"folds ({search.folds}) must not be more than the {len(training.labels)} training series")
+        raise ValueError(
+            f"folds ({search.folds}) must be at most the number of training series ({len(training.labels)})"
+        )
     scores: Scores = {}
     for trial in search.trials():
         score = trial.run(training)
@@ -150,7 +154,7 @@ def main(search: Search) -> None:
         where = f"seed {trial.seed}, fold {trial.fold + 1} of {search.folds}"
         print(f"{trial.attention}, {trial.schedule}, {where}: {score:.1f} %", flush=True)
     trainings = search.folds * len(search.seeds)
-    print(f"\n{table(search, scores)}\n\n± over {trainings} trainings of each. Chosen: {choice(scores)}")
+    print(f"\n{table(search, scores)}\n\n± over {trainings} training runs of each. Chosen: {choice(scores)}")
     path = search.out / f"{search.dataset}.json"
     content = {
         "dataset": search.dataset,

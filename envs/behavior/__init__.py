@@ -1,1 +1,1 @@
-"""Policies that record data: their weights and cards, recording, training them."""
+"""Behavior policies: their weights and model cards, recording from them, and training them."""

@@ -1,6 +1,6 @@
-"""Policies that make data: small networks in numpy, the uniform policy, and anybody's own by ``module:name``.
+"""Behavior policies: small networks in numpy, the uniform policy, and user-defined policies as ``module:name``.
 
-Axes: S state, A action.
+Axes: E environments, S state, A action.
 """
 
 import importlib
@@ -29,30 +29,30 @@ __all__ = [
 ]
 
 POLICIES = Path(__file__).parent / "weights"
-"""The weights that come with the package, a folder for each environment, and how they were made."""
+"""The package's weights and model cards, in one folder per environment."""
 
 ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
 }
 OBSERVATION_CLIP = 10.0
-"""Standardized observations are kept within it, as they were in training."""
+"""The limit that standardized observations are clipped to, as in training."""
 
 
 class BehaviorPolicy(Protocol):
-    """Anything that can be called like this can be recorded."""
+    """Interface of a behavior policy: any callable with this signature can be recorded."""
 
     def __call__(self, observation: NDArray[np.floating], random: np.random.Generator, /) -> NDArray[np.floating]:
-        """The action (A,) for an observation (S,). All randomness comes from ``random``."""
+        """Return the action (A,) for an observation (S,). All randomness must come from ``random``."""
 
 
 @dataclass(frozen=True)
 class UniformPolicy:
-    """Any action of the box, all being as likely."""
+    """Actions drawn uniformly from the box."""
 
     box: ActionBox
     width: int
-    """A."""
+    """The action width A."""
 
     def __call__(self, observation: NDArray[np.floating], random: np.random.Generator, /) -> NDArray[np.floating]:
         return random.uniform(self.box.low, self.box.high, self.width).astype(np.float32)
@@ -62,32 +62,32 @@ class UniformPolicy:
 class GaussianPolicy:
     """``a = clip(mlp((s - mean) / std) + exp(log_std) * noise, low, high)``, with two hidden layers.
 
-    Its file is an ``.npz`` of these arrays: numbers and a word, nothing that could be executed.
+    The policy is saved as an ``.npz`` file of these arrays: numbers and one string, no executable content.
     """
 
     state_mean: NDArray[np.float32]
-    """(S,)."""
+    """Mean of the states, (S,)."""
     state_std: NDArray[np.float32]
-    """(S,)."""
+    """Standard deviation of the states, (S,)."""
     weight1: NDArray[np.float32]
-    """(hidden, S)."""
+    """Weights of the first hidden layer, (hidden, S)."""
     bias1: NDArray[np.float32]
     weight2: NDArray[np.float32]
-    """(hidden, hidden)."""
+    """Weights of the second hidden layer, (hidden, hidden)."""
     bias2: NDArray[np.float32]
     weight3: NDArray[np.float32]
-    """(A, hidden)."""
+    """Weights of the output layer, (A, hidden)."""
     bias3: NDArray[np.float32]
     log_std: NDArray[np.float32]
-    """(A,)."""
+    """Log standard deviation of the action noise, (A,)."""
     low: NDArray[np.float32]
-    """(A,), the least action."""
+    """Lower bounds of actions, (A,)."""
     high: NDArray[np.float32]
-    """(A,), the most."""
+    """Upper bounds of actions, (A,)."""
     activation: str
-    """``tanh`` or ``relu``."""
+    """Activation function: ``tanh`` or ``relu``."""
     deterministic: bool = False
-    """Whether to leave the noise out. Not in the file."""
+    """Whether to omit the noise. This field is not saved."""
 
     def __call__(self, observation: NDArray[np.floating], random: np.random.Generator, /) -> NDArray[np.floating]:
         activate = ACTIVATIONS[self.activation]
@@ -101,28 +101,28 @@ class GaussianPolicy:
         return np.clip(action, self.low, self.high)
 
     def save(self, path: Path) -> None:
-        """Write it atomically."""
+        """Save the policy atomically."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "deterministic"}
         with atomic_write(path) as file:
             np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path, *, deterministic: bool = False) -> Self:
-        """Read it. Numbers only: a file with objects in it is refused."""
+        """Load a policy. A file that contains pickled objects is refused."""
         with np.load(path, allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays}
         return cls(**values | {"activation": str(values["activation"])}, deterministic=deterministic)
 
 
 class BatchedPolicy:
-    """A behavior policy as rollouts take it: environment by environment, whatever the target.
+    """Adapts a behavior policy to the batched interface of rollouts. The target is ignored.
 
-    The n-th episode that is begun has random numbers of its own, from (seed, n): it does not depend on how many run at
-    a time.
+    The n-th episode to start has its own random stream, seeded with (seed, n). The episodes therefore do not depend on
+    the number of environments that run at the same time.
 
     Args:
-        policy: acts in one environment.
-        seed: of its random numbers.
+        policy: the behavior policy, which acts in one environment.
+        seed: the seed of the random streams.
     """
 
     def __init__(self, policy: BehaviorPolicy, seed: int) -> None:
@@ -132,37 +132,37 @@ class BatchedPolicy:
         self._randoms: list[np.random.Generator] = []
 
     def reset(self, targets: NDArray[np.float64], /) -> None:
-        """Begin an episode in each of E environments."""
+        """Start an episode in each of E environments."""
         numbers = range(self._begun, self._begun + len(targets))
         self._randoms = [np.random.default_rng((self._seed, number)) for number in numbers]
         self._begun += len(targets)
 
     def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
-        """(E, S) -> (E, A)."""
+        """Map observations (E, S) to actions (E, A)."""
         return np.stack([self._policy(*each) for each in zip(observations, self._randoms, strict=True)])
 
     def observe(self, rewards: NDArray[np.float64], /) -> None:
-        """It does not care."""
+        """Ignore the rewards (E,)."""
 
     def keep(self, rows: NDArray[np.bool_], /) -> None:
-        """Go on with some of the environments."""
-        self._randoms = [random for random, kept in zip(self._randoms, rows, strict=True) if kept]
+        """Continue only with the environments that the mask ``rows`` (E,) selects."""
+        self._randoms = [random for random, selected in zip(self._randoms, rows, strict=True) if selected]
 
 
 def read_card(environment: str) -> dict[str, Any]:
-    """The model card of an environment's policies: how they were trained, and what they reach."""
+    """Read the model card of an environment's policies: their training and their returns."""
     return json.loads((POLICIES / environment / "card.json").read_text())
 
 
 def load_policy(name: str, task: Task) -> BehaviorPolicy:
-    """A policy by its name.
+    """Load a policy by its name.
 
     Args:
-        name: ``random``; a built-in one such as ``hopper/medium``; or somebody's own as ``module:name``.
-        task: where it is to act.
+        name: ``random``, a built-in policy such as ``hopper/medium``, or a user-defined policy as ``module:name``.
+        task: the task whose environment the policy will act in.
 
     Raises:
-        DataError: if there is none of that name, or it is made for another environment.
+        DataError: if there is no such policy, or if it was trained for another environment.
     """
     if ":" in name:
         return load_callable(name)
@@ -174,30 +174,30 @@ def load_policy(name: str, task: Task) -> BehaviorPolicy:
         known = sorted(f"{file.parent.name}/{file.stem}" for file in POLICIES.glob("*/*.npz"))
         raise DataError(f"there is no policy {name!r}: it must be random, module:name, or one of {', '.join(known)}")
     if path.parent.name != environment.name:
-        raise DataError(f"the policy {name!r} is not made for {task.env_id}")
+        raise DataError(f"the policy {name!r} was not trained for {task.env_id}")
     return GaussianPolicy.load(path)
 
 
 def load_callable(name: str) -> BehaviorPolicy:
-    """Somebody's policy, as ``module:name``. This runs their module, as importing it would.
+    """Load a user-defined policy, given as ``module:name``. This imports the module and so executes its code.
 
     Raises:
-        DataError: if there is no such thing, or it cannot be called.
+        DataError: if the module or the name does not exist, or if the object is not callable.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise DataError(f"a policy is given as module:name, such as my_policies:walk, not {name!r}")
+        raise DataError(f"a policy must be given as module:name, such as my_policies:walk, not {name!r}")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise DataError(
-            f"there is no module {error.name!r} for the policy {name!r}: run from its folder, or install it"
+            f"there is no module {error.name!r} for the policy {name!r}: run from the module's folder, or install it"
         ) from error
-    except TypeError as error:  # a relative name
+    except TypeError as error:  # a relative module name
         raise DataError(f"the module of the policy {name!r} cannot be imported: {error}") from error
     policy = getattr(found, attribute, None)
     if policy is None:
-        raise DataError(f"the module {module!r} has no {attribute!r}")
+        raise DataError(f"the module {module!r} has no attribute {attribute!r}")
     if not callable(policy):
         raise DataError(f"{name!r} must be a function of (observation, random), not {policy!r}")
     return policy

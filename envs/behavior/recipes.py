@@ -1,4 +1,4 @@
-"""What built-in data sets are made of."""
+"""Recipes of the built-in data sets."""
 
 import math
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from envs.datasets.names import DatasetName
 __all__ = ["STANDARD_STEPS", "Ingredient", "builtin_recipe"]
 
 STANDARD_STEPS = 100_000
-"""Of each tier; medium-expert has as many of either."""
+"""The steps of each tier; medium-expert has this number of steps from each of its two policies."""
 
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A policy, and how many steps of it."""
+    """A policy and its number of steps."""
 
     policy: str
-    """As :func:`envs.behavior.policies.load_policy` takes it."""
+    """The policy's name, as in :func:`envs.behavior.policies.load_policy`."""
     steps: int
-    """At least so many: the last episode is not cut off."""
+    """The minimum number of steps; the last episode is not cut off."""
 
 
 def builtin_recipe(name: DatasetName, steps: int = STANDARD_STEPS) -> list[Ingredient]:
-    """What a built-in data set is made of."""
+    """The recipe of a built-in data set."""
     if name.tier == "medium-expert":
         return [Ingredient(f"{name.environment}/{tier}", steps) for tier in ("medium", "expert")]
     if name.tier == "medium-replay":

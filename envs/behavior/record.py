@@ -1,7 +1,7 @@
-"""Behavior policies -> Minari data sets.
+"""Records Minari data sets from behavior policies.
 
-Episode i is seeded with ``seed + i``, the environment and the policy's noise alike, so that a recipe always gives the
-same data on the same machine.
+Episode i uses the seed ``seed + i`` for both the environment and the policy's noise, so a recipe always gives the same
+data on the same machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,25 @@ from primal_dt.system.terminal import Counter
 __all__ = ["record", "run_episode"]
 
 POLICY_STREAM = 1
-"""The environment draws from the seed itself: from one stream, first actions would be a function of first states."""
+"""The policy's random stream. The environment uses the seed itself; if both shared one stream, the first actions would
+be a function of the first states."""
 
 
 def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpisode:
-    """One episode, until the environment or its time limit ends it."""
+    """Run one episode until the environment or its time limit ends it.
+
+    Raises:
+        DataError: if an action is not in the environment's action space.
+    """
     random = np.random.default_rng([seed, POLICY_STREAM])
     observation, _ = env.reset(seed=seed)
     observations, actions, rewards = [observation], [], []
     terminated = truncated = False
     while not (terminated or truncated):
-        # Copies both ways: a policy may work in place, and may return the same array every time.
+        # Copy both: a policy may modify its observation in place, and may return the same array every time.
         action = np.array(policy(observation.copy(), random), np.float32)
         if not env.action_space.contains(action):
-            raise DataError(f"the policy's action {action} is not in the environment's {env.action_space}")
+            raise DataError(f"the policy's action {action} is not in the environment's action space {env.action_space}")
         observation, reward, terminated, truncated, _ = env.step(action)
         observations.append(observation)
         actions.append(action)
@@ -59,15 +64,19 @@ def record(
     algorithm: str | None = None,
     replace: bool = False,
 ) -> Path:
-    """Record a new Minari data set, with a progress bar, and return its folder.
+    """Record a new Minari data set with a progress bar, and return its folder.
 
     Args:
-        dataset_id: its name.
-        recipe: what to record, in order.
-        task: where.
-        seed: of the first episode.
-        algorithm: what made the policies; PPO made those of the package.
-        replace: whether it may take the place of a data set of that name.
+        dataset_id: the data set's name.
+        recipe: the policies and their steps, in order.
+        task: the task whose environment the policies act in.
+        seed: the seed of the first episode.
+        algorithm: the algorithm that trained the policies. Default: derived from the recipe (PPO for the package's own
+            policies).
+        replace: whether to replace an existing data set of that name.
+
+    Raises:
+        DataError: if a policy cannot be loaded or acts out of bounds, or if the name cannot be used.
     """
     return write_minari(
         dataset_id,

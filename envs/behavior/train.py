@@ -1,7 +1,8 @@
 """Trains the behavior policies of the built-in data sets: ``python -m envs.behavior.train hopper``.
 
-PPO of Stable-Baselines3 (the extra ``record``). Every 25,000 steps it keeps a snapshot of the policy and all that is
-needed to go on; stopped at any moment and started again, it goes on from the last of them, with new episodes.
+The algorithm is PPO from Stable-Baselines3 (the extra ``record``). Every 25,000 steps, the program saves a snapshot of
+the policy and the training state. It can be stopped at any time; when started again, it resumes from the last snapshot,
+with new episodes.
 """
 
 import json
@@ -35,34 +36,36 @@ from primal_dt.system.table import format_table
 SNAPSHOT_EVERY_STEPS = 25_000
 NUM_ENVIRONMENTS = 8
 EPISODES_PER_MEAN = 50
-"""The training return is the mean over so many of the last episodes, actions sampled."""
+"""The training return is the mean over this number of most recent episodes, with sampled actions."""
 NUM_REPLAY = 6
 MEDIUM_SCORES = (30.0, 50.0)
 CHOICE_SEEDS, CARD_SEEDS = range(20_000, 20_030), range(10_000, 10_100)
 README_HEAD = """# Behavior policies
 
-What the built-in data sets are recorded from: networks with two hidden layers, as numpy arrays. Each was trained with
-PPO by the command below. Expert is the snapshot with the highest training return, medium the first with scores from 30
-to 50, and the returns here are of other episodes than those that decided. Scores are in D4RL's unit.
-`primal/.../medium-v0` and `expert-v0` are recorded from the policies of that name, actions sampled, `medium-expert-v0`
-from both in equal parts, `medium-replay-v0` from all `replay` snapshots in equal parts, `random-v0` from uniform
-actions. Written by `envs/behavior/train.py`.
+The built-in data sets are recorded from these policies: networks with two hidden layers, stored as numpy arrays. The
+policies of an environment are snapshots of one PPO training, started with the command below. Expert is the snapshot
+with the highest training return. Medium is the first snapshot with scores from 30 to 50. The returns below are from
+other episodes than those used for this choice. Scores are normalized returns, with D4RL's reference returns.
+
+`primal/.../medium-v0` and `expert-v0` are recorded from the policies of the same name, with sampled actions.
+`medium-expert-v0` is recorded from both in equal parts, `medium-replay-v0` from all `replay` snapshots in equal parts,
+and `random-v0` from uniform actions. `envs/behavior/train.py` writes this page.
 """
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How PPO trains in one environment. What is not here is as in Stable-Baselines3."""
+    """PPO's settings for one environment. All other settings are the defaults of Stable-Baselines3."""
 
     steps: int
-    """Of the environment, in all."""
+    """The total number of environment steps."""
     hidden: int = 64
-    """Units of each of the two layers, of policy and value function alike."""
+    """The units in each of the two hidden layers, for both the policy and the value function."""
     activation: Literal["tanh", "relu"] = "tanh"
     learning_rate: float = 3e-4
-    """At the beginning; it falls linearly to zero."""
+    """The initial learning rate; it decays linearly to zero."""
     rollout_steps: int = 2048
-    """Between two updates, of all environments together."""
+    """The steps between two updates, summed over all environments."""
     batch_size: int = 256
     epochs: int = 10
     clip: float = 0.2
@@ -70,12 +73,12 @@ class Recipe:
     gae_lambda: float = 0.95
     entropy: float = 0.0
     log_std: float = -0.5
-    """Of the action noise, at the beginning."""
+    """The initial log standard deviation of the action noise."""
 
 
 RECIPES = {
     "hopper": Recipe(steps=3_000_000, gamma=0.995),
-    # The tuned settings of RL Baselines3 Zoo, but for the learning rate, which falls here and starts higher.
+    # The tuned settings of RL Baselines3 Zoo, except for the learning rate, which starts higher and decays here.
     "halfcheetah": Recipe(
         steps=3_000_000,
         hidden=256,
@@ -94,7 +97,7 @@ RECIPES = {
 
 
 def make_model(env_id: str, recipe: Recipe, seed: int) -> tuple[PPO, VecNormalize]:
-    """PPO before its first step."""
+    """Create an untrained PPO model and its environments."""
 
     def make() -> gymnasium.Env[Any, Any]:
         return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(env_id))
@@ -124,7 +127,7 @@ def make_model(env_id: str, recipe: Recipe, seed: int) -> tuple[PPO, VecNormaliz
 
 
 def behavior_policy(model: PPO, environments: VecNormalize, activation: str) -> GaussianPolicy:
-    """What the model would do, without the model."""
+    """Export the model's policy to numpy."""
     weights = {name: value.detach().numpy().copy() for name, value in model.policy.state_dict().items()}
     box, moments = environments.action_space, environments.obs_rms
     assert isinstance(box, gymnasium.spaces.Box)
@@ -146,7 +149,7 @@ def behavior_policy(model: PPO, environments: VecNormalize, activation: str) -> 
 
 
 class Keeper(BaseCallback):
-    """Keeps a snapshot and the state of the training, as often as ``SNAPSHOT_EVERY_STEPS`` says."""
+    """Callback that saves a snapshot and the training state every ``SNAPSHOT_EVERY_STEPS`` steps."""
 
     def __init__(self, folder: Path, recipe: Recipe, progress: "tqdm[Any]") -> None:
         super().__init__()
@@ -155,7 +158,7 @@ class Keeper(BaseCallback):
         self.progress = progress
         self.returns: deque[float] = deque(maxlen=EPISODES_PER_MEAN)
         self.curve: list[tuple[int, float]] = []
-        """(steps, training return) at each snapshot."""
+        """The (steps, training return) of each snapshot."""
 
     def _on_rollout_start(self) -> None:
         self.progress.update(self.num_timesteps - self.progress.n)
@@ -168,7 +171,7 @@ class Keeper(BaseCallback):
         return True
 
     def keep(self) -> None:
-        """Write the snapshot, then the state that names it."""
+        """Save the snapshot, then the training state that refers to it."""
         assert isinstance(self.model, PPO)
         environments = self.model.get_vec_normalize_env()
         assert environments is not None
@@ -194,7 +197,7 @@ class Keeper(BaseCallback):
             torch.save(state, file)
 
     def restore(self, model: PPO, environments: VecNormalize) -> None:
-        """Go back to the last state that was kept, if there is one."""
+        """Restore the last saved training state, if there is one."""
         path = self.folder / "state.pt"
         if not path.exists():
             return
@@ -208,17 +211,17 @@ class Keeper(BaseCallback):
             moments.mean, moments.var, moments.count = mean.numpy(), variance.numpy(), count
         self.curve = [(int(steps), float(mean)) for steps, mean in state["curve"]]
         self.returns.extend(state["returns"])
-        # Other episodes and other noise than at the beginning of the training.
+        # Use other episodes and other noise than at the start of the training.
         model.set_random_seed((model.seed or 0) + state["steps"])
 
 
 def snapshot_path(folder: Path, steps: int) -> Path:
-    """Where the policy after so many steps is kept."""
+    """The path of the snapshot after ``steps`` steps."""
     return folder / "snapshots" / f"{steps:09d}.npz"
 
 
 def train(name: str, *, seed: int, folder: Path) -> list[tuple[int, float]]:
-    """Train in one environment, or go on with it; the curve of (steps, training return)."""
+    """Train in one environment, or resume training, and return the curve of (steps, training return)."""
     recipe = RECIPES[name]
     folder.mkdir(parents=True, exist_ok=True)
     random.seed(seed)
@@ -234,25 +237,28 @@ def train(name: str, *, seed: int, folder: Path) -> list[tuple[int, float]]:
 
 
 def choose(curve: list[tuple[int, float]], name: str, score_of: Callable[[int], list[float]]) -> dict[str, int]:
-    """Policy -> steps of its snapshot.
+    """Choose the expert, medium and replay snapshots.
 
-    Expert is the snapshot with the highest training return; medium the first whose scores, sampled and deterministic,
-    are within ``MEDIUM_SCORES``; the replay policies are spread evenly from the beginning to medium. None of the
-    episodes that decide are those that the model card is measured over.
+    Expert is the snapshot with the highest training return. Medium is the first snapshot whose scores, sampled and
+    deterministic, are both within ``MEDIUM_SCORES``. The replay policies are spaced evenly from the first snapshot to
+    medium. The episodes used for the choice are not those that the model card reports.
 
     Args:
-        curve: (steps, training return) of each snapshot.
-        name: of the environment.
-        score_of: steps -> the scores of that snapshot.
+        curve: the (steps, training return) of each snapshot.
+        name: the environment's name.
+        score_of: maps steps to the scores of that snapshot.
+
+    Returns:
+        The steps of each chosen policy's snapshot.
     """
     training = normalized([mean for _, mean in curve], ENVIRONMENTS[name].reference)
-    least, most = MEDIUM_SCORES
-    candidates = np.flatnonzero((training >= least - 10) & (training <= most + 10))
+    low, high = MEDIUM_SCORES
+    candidates = np.flatnonzero((training >= low - 10) & (training <= high + 10))
     for medium in candidates.tolist():
-        if all(least <= score <= most for score in score_of(curve[medium][0])):
+        if all(low <= score <= high for score in score_of(curve[medium][0])):
             break
     else:
-        raise SystemExit(f"no snapshot of {name} scores from {least} to {most}, both sampled and deterministic")
+        raise SystemExit(f"no snapshot of {name} scores from {low} to {high}, both sampled and deterministic")
     replay = np.unique(np.linspace(0, medium, NUM_REPLAY).round().astype(int))
     chosen = {"medium": medium, "expert": int(np.nanargmax(training))}
     chosen |= {f"replay{i}": int(index) for i, index in enumerate(replay)}
@@ -260,7 +266,7 @@ def choose(curve: list[tuple[int, float]], name: str, score_of: Callable[[int], 
 
 
 def measure(policy: BehaviorPolicy, task: Task, seeds: range, label: str) -> dict[str, float]:
-    """Its return over the episodes of these seeds."""
+    """Measure a policy's return and score over episodes with these seeds."""
     env = make_environment(task)
     returns = [
         run_episode(env, policy, seed=seed).rewards.sum() for seed in tqdm(seeds, desc=label, leave=False, disable=None)
@@ -275,7 +281,7 @@ def measure(policy: BehaviorPolicy, task: Task, seeds: range, label: str) -> dic
 
 
 def measure_both(path: Path, task: Task, seeds: range, label: str) -> dict[str, dict[str, float]]:
-    """A snapshot's returns with its noise and without."""
+    """Measure a snapshot's returns with and without action noise."""
     policy = GaussianPolicy.load(path)
     return {
         "sampled": measure(policy, task, seeds, f"{label}, sampled"),
@@ -284,7 +290,7 @@ def measure_both(path: Path, task: Task, seeds: range, label: str) -> dict[str, 
 
 
 def write_card(name: str, chosen: dict[str, int], task: Task, *, seed: int, snapshots: Path, folder: Path) -> None:
-    """Copy the chosen policies, measure them, and write down how they came to be."""
+    """Copy the chosen policies, measure them, and write the model card."""
     uniform = measure(load_policy("random", task), task, CARD_SEEDS, f"{name}/random")
     policies: dict[str, Any] = {"random": {"steps": 0, "sampled": uniform}}
     for policy, steps in chosen.items():
@@ -306,7 +312,7 @@ def write_card(name: str, chosen: dict[str, int], task: Task, *, seed: int, snap
 
 
 def write_readme(folder: Path) -> None:
-    """The model cards as a page."""
+    """Write all model cards to one page."""
     text = README_HEAD
     for path in sorted(folder.glob("*/card.json")):
         card = json.loads(path.read_text())
@@ -330,15 +336,15 @@ def main(
     snapshots: Path = Path("runs/policies"),
     out: Path = Path("runs/policies/chosen"),
 ) -> None:
-    """Train the behavior policies of one environment, choose among the snapshots, and write the model card.
+    """Train the behavior policies of one environment and write their model card.
 
-    Start it again to go on after a stop.
+    An interrupted training resumes when the command is run again.
 
     Args:
-        environment: where.
-        seed: of the training.
-        snapshots: folder of what the training keeps.
-        out: folder of the chosen policies and their card; envs/behavior/weights to replace those of the package.
+        environment: Environment to train in.
+        seed: Training seed.
+        snapshots: Folder for the snapshots and the training state.
+        out: Folder for the chosen policies and their card; envs/behavior/weights replaces those of the package.
     """
     torch.set_num_threads(1)
     curve = train(environment, seed=seed, folder=snapshots / environment)

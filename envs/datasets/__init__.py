@@ -1,1 +1,1 @@
-"""A name or a path -> trajectories: D4RL, Minari, checks, cache, download."""
+"""Loads data sets by name or path: D4RL, Minari, checks, cache and downloads."""

@@ -1,7 +1,7 @@
-"""The cache: stores of trajectories, downloads, and notes on which file became which store.
+"""The cache: stores of trajectories, downloads, and notes that map each source file to its store.
 
-It is a folder ``primal-dt`` in the user's cache folder, or in the one that ``$PRIMAL_DT_CACHE`` names. All of it can be
-deleted at any time; but for downloads, it is made again from what is elsewhere.
+The cache is the folder ``primal-dt`` in the user's cache folder, or in ``$PRIMAL_DT_CACHE`` if that is set. It can be
+deleted at any time. Stores and notes are rebuilt from the source files; downloads must be downloaded again.
 """
 
 import hashlib
@@ -32,29 +32,29 @@ KINDS = ("stores", "downloads", "notes")
 
 
 def cache_folder() -> Path:
-    """Where the cache is."""
+    """The cache's folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(os.path.expanduser(chosen) if chosen else platformdirs.user_cache_dir(), "primal-dt")
 
 
 def stores_folder() -> Path:
-    """Trajectories as memory-mapped arrays, in folders named by their contents' fingerprints."""
+    """The folder of stores: trajectories as memory-mapped arrays. Each store's folder is named by its fingerprint."""
     return cache_folder() / "stores"
 
 
 def downloads_folder() -> Path:
-    """Files as they came from a server."""
+    """The folder of downloaded files, unchanged."""
     return cache_folder() / "downloads"
 
 
 def file_identity(path: Path) -> str:
-    """What tells a file from others, and from itself after a change, without reading it."""
+    """The file's path, size and modification time. They identify a version of the file without reading it."""
     state = path.stat()
     return f"{path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}\n"
 
 
 def read_note(identity: str) -> dict[str, Any] | None:
-    """What was written down about something, if anything was."""
+    """Read the note for an identity; None if there is none or it is unreadable."""
     try:
         note = json.loads(_note_path(identity).read_text())
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def read_note(identity: str) -> dict[str, Any] | None:
 
 
 def write_note(identity: str, note: Mapping[str, Any]) -> None:
-    """Write something down."""
+    """Write the note for an identity."""
     with atomic_write(_note_path(identity)) as file:
         file.write(json.dumps(note).encode())
 
@@ -73,7 +73,7 @@ def _note_path(identity: str) -> Path:
 
 
 def usage() -> dict[str, tuple[int, int]]:
-    """Kind of content -> how many files, how many bytes."""
+    """The number of files and of bytes for each kind of content."""
     result = {}
     for kind in KINDS:
         files = [path for path in (cache_folder() / kind).rglob("*") if path.is_file()]
@@ -82,10 +82,10 @@ def usage() -> dict[str, tuple[int, int]]:
 
 
 def clear_cache(*, downloads: bool = False) -> None:
-    """Delete stores and notes, and nothing else that may be in the folder.
+    """Delete stores and notes. Other content of the cache's folder is not touched.
 
     Args:
-        downloads: delete these too. They may have been put there by hand.
+        downloads: whether to delete downloads too, including files that were placed there by hand.
     """
     for kind in KINDS if downloads else ("stores", "notes"):
         if (folder := cache_folder() / kind).exists():

@@ -1,4 +1,4 @@
-"""What all sources of episodes share: the rules that an episode must keep, and the error when it does not.
+"""The interface of episode sources, and the checks that they share.
 
 Axes: T transitions of one episode, S state, A action.
 """
@@ -20,50 +20,50 @@ __all__ = ["EpisodeSource", "checked_trajectory", "flags", "number_array", "open
 
 
 class EpisodeSource(Protocol):
-    """Episodes somewhere on disk."""
+    """Interface of a file or folder of episodes on disk."""
 
     @property
     def path(self) -> Path:
-        """The file that they are in."""
+        """The file with the episodes."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that they depend on."""
+        """All files that the episodes depend on."""
 
     @property
     def env_id(self) -> str | None:
-        """The environment that they were recorded in, if the source says so."""
+        """The environment that the episodes were recorded in, if the source names it."""
 
     @property
     def state_width(self) -> int:
-        """S."""
+        """The state width S."""
 
     @property
     def action_width(self) -> int:
-        """A."""
+        """The action width A."""
 
     def episodes(self, box: ActionBox, /) -> Iterator[Trajectory]:
-        """Read them one after the other, checked."""
+        """Read and check the episodes one by one."""
 
 
 def checked_trajectory(
     where: str, *, observations: ArrayLike, actions: ArrayLike, rewards: ArrayLike, box: ActionBox, is_complete: bool
 ) -> Trajectory:
-    """An episode whose numbers are fit to be learned from.
+    """Check an episode's numbers and return it as a trajectory.
 
     Args:
-        where: file and episode, for the error.
+        where: the file and the episode, for error messages.
         observations: (T, S).
         actions: (T, A).
         rewards: (T,).
-        box: what the environment takes.
-        is_complete: whether the recording goes to the episode's end.
+        box: the environment's action bounds.
+        is_complete: whether the recording includes the episode's end.
 
     Raises:
-        DataError: at the first number that is not finite, or action that is out of bounds. Nothing is clipped.
+        DataError: at the first number that is not finite or action that is out of bounds. Nothing is clipped.
     """
     given = {"observations": observations, "actions": actions, "rewards": rewards}
-    with np.errstate(over="ignore"):  # what single precision cannot hold becomes infinite and is refused
+    with np.errstate(over="ignore"):  # values too large for single precision become infinite and are refused
         arrays = {key: np.asarray(array, np.float32) for key, array in given.items()}
         sums = returns_to_go(arrays["rewards"])
     for key, array in (*arrays.items(), ("sums of rewards", sums)):
@@ -79,42 +79,42 @@ def checked_trajectory(
 def _require(fine: NDArray[np.bool_], where: str, rule: str, array: NDArray[np.float32]) -> None:
     if not fine.all():
         first = tuple(np.argwhere(~fine)[0])
-        raise DataError(f"{where}, step {first[0]}: {rule}, not {array[first]:g} ({(~fine).sum()} such in the episode)")
+        raise DataError(f"{where}, step {first[0]}: {rule}, not {array[first]:g} ({(~fine).sum()} in this episode)")
 
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file to read from.
+    """Open an HDF5 file for reading.
 
     Raises:
-        DataError: if it is none, or not all of one, or turns out to be damaged inside the block.
+        DataError: if the file is missing, is not HDF5, is incomplete, or proves to be damaged inside the block.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"{path} is not an HDF5 file, or not all of one: {error}") from error
+        raise DataError(f"{path} is not an HDF5 file, or is incomplete: {error}") from error
     with file:
         try:
             yield file
         except DataError:
             raise
-        # The library meets damage in many ways, and has an exception for each.
+        # h5py raises many kinds of exceptions for damaged files.
         except (OSError, KeyError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
 
 
 def number_array(group: h5py.Group, key: str, *, dimensions: int, where: str) -> h5py.Dataset:
-    """An array of numbers in the file itself.
+    """Get an array of numbers that is stored in the file itself.
 
     Raises:
-        DataError: if it is something else, or lies in another file, which would be read unseen.
+        DataError: if it is not such an array, or if it links to another file, which would be read unnoticed.
     """
     here = isinstance(group.get(key, getlink=True), h5py.HardLink)
     entry: Any = group[key] if here else None
     if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
-        raise DataError(f"{where}: {key} must be an array in this very file, not a group or a link")
+        raise DataError(f"{where}: {key} must be an array stored in this file, not a group or a link")
     if entry.ndim != dimensions or entry.dtype.kind not in "fiub":
         raise DataError(
             f"{where}: {key} must be an array of real numbers with {dimensions} dimension(s), "
@@ -124,10 +124,10 @@ def number_array(group: h5py.Group, key: str, *, dimensions: int, where: str) ->
 
 
 def flags(values: NDArray[Any], where: str) -> NDArray[np.bool_]:
-    """Marks of an episode's end.
+    """Convert flags that mark the end of an episode to booleans.
 
     Raises:
-        DataError: if there is anything but 0 and 1 among them.
+        DataError: if a value is neither 0 nor 1.
     """
     if not np.isin(values, (0, 1)).all():
         raise DataError(f"{where} must be 0 or 1 everywhere")

@@ -1,7 +1,7 @@
-"""D4RL's file layout, read episode by episode and checked on the way.
+"""Reads files in D4RL's layout episode by episode, and checks them.
 
-HDF5 with ``observations`` (N, S), ``actions`` (N, A), ``rewards``, ``terminals`` and ``timeouts`` (N,), one row a
-transition, episodes back to back. Reading takes numbers out of it and executes nothing.
+The layout is HDF5 with ``observations`` (N, S), ``actions`` (N, A), ``rewards``, ``terminals`` and ``timeouts`` (N,):
+one row per transition, episodes back to back. Reading takes only numbers from a file and executes nothing.
 
 Axes: N transitions, E episodes, T transitions of one episode, S state, A action.
 """
@@ -24,33 +24,33 @@ __all__ = ["D4rlFile", "open_d4rl"]
 DIMENSIONS = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1}
 NUMBERS = ("observations", "actions", "rewards")
 ROWS_PER_READ = 8192
-"""Files are compressed in chunks: to read them episode by episode would unpack each chunk many times."""
+"""Minimum rows per read. Files are compressed in chunks; reading single episodes would unpack each chunk many times."""
 
 
 @dataclass(frozen=True)
 class D4rlFile:
-    """What a file has to say before its episodes are read."""
+    """A D4RL file whose structure is checked and whose episodes are not read yet."""
 
     path: Path
     env_id: str | None
-    """Its attribute ``env_id``, if it has one."""
+    """The file's attribute ``env_id``, if it has one."""
     state_width: int
     action_width: int
     offsets: NDArray[np.int64]
-    """(E + 1,), where episodes begin, and the number of transitions."""
+    """First transition of each episode, then the number of transitions, (E + 1,)."""
     last_is_cut_off: bool
-    """Whether the recording stops before the last episode does. It is kept all the same."""
+    """Whether the recording stops before the last episode ends. The episode is still read."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The one file."""
+        """The file itself."""
         return (self.path,)
 
     def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
-        """The episodes, a few thousand rows at a time in memory.
+        """Read the episodes, with a few thousand rows in memory at a time.
 
         Raises:
-            DataError: at the first number that is not finite, or action that is out of bounds. Nothing is clipped.
+            DataError: at the first number that is not finite or action that is out of bounds. Nothing is clipped.
         """
         with open_hdf5(self.path) as file:
             for first, last in self._blocks():
@@ -65,7 +65,7 @@ class D4rlFile:
                     )
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Runs of episodes, from the first to before the last, with enough rows that reading them pays."""
+        """Ranges [first, last) of episodes. Each range but the final one has at least ``ROWS_PER_READ`` rows."""
         first, num_episodes = 0, len(self.offsets) - 1
         while first < num_episodes:
             last = int(np.searchsorted(self.offsets, self.offsets[first] + ROWS_PER_READ))
@@ -75,10 +75,10 @@ class D4rlFile:
 
 
 def open_d4rl(path: Path) -> D4rlFile:
-    """Check the structure of a file and find its episodes.
+    """Check the structure of a file and locate its episodes.
 
     Raises:
-        DataError: if it is not a whole file of this layout.
+        DataError: if it is not a complete file in D4RL's layout.
     """
     with open_hdf5(path) as file:
         missing = [key for key in DIMENSIONS if key not in file]
@@ -96,7 +96,7 @@ def open_d4rl(path: Path) -> D4rlFile:
             counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
             raise DataError(f"{path}: all arrays must have one row per transition, but there are {counts}")
         if lengths["rewards"] == 0:
-            raise DataError(f"{path} has no episode")
+            raise DataError(f"{path} has no episodes")
         ends = flags(arrays["terminals"][:], f"{path}: terminals") | flags(arrays["timeouts"][:], f"{path}: timeouts")
         return D4rlFile(
             path=path,
@@ -112,12 +112,12 @@ def _text(value: object, path: Path) -> str | None:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if value is not None and not isinstance(value, str):
-        raise DataError(f"{path}: the attribute env_id must be a text such as Hopper-v5, not {value!r}")
+        raise DataError(f"{path}: the attribute env_id must be a string such as Hopper-v5, not {value!r}")
     return value
 
 
 def _episode_offsets(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(E + 1,), from which transitions (N,) are the last of their episode; the end of the file ends one too."""
+    """Offsets (E + 1,) from the flags (N,) of last transitions. The end of the file also ends an episode."""
     last = np.flatnonzero(ends)
     if not ends[-1]:
         last = np.append(last, len(ends) - 1)

@@ -1,4 +1,4 @@
-"""What is in a data set, in numbers and as a picture."""
+"""Summary statistics of a data set, and a histogram of its returns."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ QUANTILES = {"least": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.7
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """All there is to say about a data set, as JSON."""
+    """Summarize a data set as a JSON-serializable dictionary."""
     data, task = dataset.trajectories, dataset.task
     reference = task.environment.reference
     return {
@@ -55,10 +55,10 @@ def _summary(values: ArrayLike) -> dict[str, float]:
 
 
 def plot_returns(dataset: Dataset, path: Path) -> None:
-    """Save a histogram of the episodes' returns, with the score as a second axis.
+    """Save a histogram of the episodes' returns, with the normalized return as a second axis.
 
     Raises:
-        DataError: if matplotlib is not installed, or cannot write such a file.
+        DataError: if matplotlib is not installed, or does not support the file's suffix.
     """
     try:
         from matplotlib.figure import Figure
@@ -70,13 +70,13 @@ def plot_returns(dataset: Dataset, path: Path) -> None:
     axes = figure.subplots()
     axes.hist(returns, bins=40, color="#4477aa")
     axes.axvline(float(returns.mean()), color="#222222", linewidth=1, label=f"mean {returns.mean():.0f}")
-    axes.set(xlabel="return of the episode", ylabel="episodes", title=f"{dataset.name} ({len(returns)} episodes)")
+    axes.set(xlabel="episode return", ylabel="episodes", title=f"{dataset.name} ({len(returns)} episodes)")
     axes.legend(frameon=False)
     low, span = reference.random_return, reference.expert_return - reference.random_return
     score = axes.secondary_xaxis(
         "top", functions=(partial(normalized, reference=reference), lambda s: np.asarray(s) * span / 100 + low)
     )
-    score.set_xlabel("normalized score")
+    score.set_xlabel("normalized return")
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in kinds:
         raise DataError(f"--plot must end in one of .{', .'.join(sorted(kinds))}, not {path.name!r}")

@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped."""
+"""Resumable downloads."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ BLOCK = 1 << 16
 
 
 class DownloadError(RuntimeError):
-    """A file that could not be had: from where, and why."""
+    """A failed download. The message names the URL and the reason."""
 
 
 def download(
@@ -31,19 +31,21 @@ def download(
     stall_seconds: float = 30.0,
     wait_seconds: float = 2.0,
 ) -> None:
-    """Fetch a file. It appears under its name when it is whole and verified; what came so far is kept beside it.
+    """Download a file. It appears at ``path`` only when it is complete and verified.
+
+    Incomplete data is saved beside it with the suffix ``.part``. A later call resumes from there if the server confirms
+    that its file has not changed. If two processes download the same file, the second waits and finds it complete.
 
     Args:
-        url: from where.
-        path: to where. Until then it is ``path`` with ``.part`` at its end, and a later call goes on with that, if the
-            server says that its file has not changed. Two processes take turns; the second finds the file.
-        verify: called with the whole file; raises something if it is not what was expected.
-        attempts: how often to try, in a row without a byte of progress.
-        stall_seconds: how long a server may say nothing.
-        wait_seconds: before another attempt.
+        url: the URL to download.
+        path: the path to save the file to.
+        verify: called with the path of the complete file; raises an exception if the content is not as expected.
+        attempts: the maximum number of consecutive attempts without progress.
+        stall_seconds: the timeout if the server sends nothing.
+        wait_seconds: the pause between attempts.
 
     Raises:
-        DownloadError: if it cannot be had, or is not what was expected.
+        DownloadError: if the file cannot be downloaded, or if ``verify`` rejects it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = _Part(path)
@@ -59,27 +61,27 @@ def download(
             except urllib.error.HTTPError as error:
                 error.close()
                 if error.code < 500:
-                    raise DownloadError(f"{url} answers {error.code} {error.reason}") from error
+                    raise DownloadError(f"{url} returned {error.code} {error.reason}") from error
                 reason: Exception = error
             except (OSError, HTTPException) as error:
                 reason = error
             failures = 1 if part.size > before else failures + 1
-            unreachable = isinstance(getattr(reason, "reason", None), socket.gaierror)  # no such name, or no network
+            unreachable = isinstance(getattr(reason, "reason", None), socket.gaierror)  # unknown host, or no network
             if failures >= attempts or unreachable:
-                kept = f"; the {part.size:,} bytes that came are kept for the next try" if part.size else ""
-                raise DownloadError(f"{url} cannot be read: {_said(reason)}{kept}") from reason
+                saved = f"; the {part.size:,} bytes received are saved for the next attempt" if part.size else ""
+                raise DownloadError(f"{url} cannot be downloaded: {_describe(reason)}{saved}") from reason
             time.sleep(wait_seconds)
         try:
             verify(part.path)
         except Exception as error:
             part.discard()
-            raise DownloadError(f"what came from {url} is not what was expected: {error}") from error
+            raise DownloadError(f"the file from {url} is not as expected: {error}") from error
         os.replace(part.path, path)
         part.discard()
 
 
 class _Part:
-    """What came so far, and by which mark its server knows the version of the file."""
+    """An incomplete download, and the mark (ETag or Last-Modified) of the server's version of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + ".part")
@@ -104,24 +106,24 @@ class _Part:
 
 
 def _fetch(url: str, part: _Part, stall_seconds: float) -> None:
-    """Add to the partial file what is missing of it.
+    """Download the missing rest of a partial file.
 
     Raises:
         OSError: if the connection fails, stalls or ends early.
     """
     headers = {}
-    if part.size and part.mark is not None:  # without a mark the server's file may be another by now
+    if part.size and part.mark is not None:  # without a mark, the server's file may have changed
         headers = {"Range": f"bytes={part.size}-", "If-Range": part.mark}
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=stall_seconds)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not headers:
             raise
-        error.close()  # there is nothing after what we have: it is whole, or longer than it should be
+        error.close()  # nothing follows our bytes: the partial file is complete or too long
         if (error.headers.get("Content-Range") or "").rpartition("/")[2] == str(part.size):
             return
         part.discard()
-        raise OSError("what was kept of an earlier try is longer than the file") from error
+        raise OSError("the partial file of an earlier attempt is longer than the server's file") from error
     with response:
         if response.status != 206:
             part.begin(response.headers.get("ETag") or response.headers.get("Last-Modified"))
@@ -136,12 +138,12 @@ def _fetch(url: str, part: _Part, stall_seconds: float) -> None:
                 file.write(block)
                 progress.update(len(block))
     if total is not None and part.size < total:
-        raise OSError(f"the server broke off after {part.size:,} of {total:,} bytes")
+        raise OSError(f"the connection ended after {part.size:,} of {total:,} bytes")
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "the server stopped answering"
+        return "the server stopped responding"
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
-        return _said(error.reason)
+        return _describe(error.reason)
     return str(error) or type(error).__name__

@@ -1,10 +1,10 @@
-"""A name or a path -> trajectories.
+"""Loads the trajectories of a data set by its name or path.
 
-mujoco/hopper/medium-v0       Minari: the local copy, else Minari's own download
-hopper-medium-v2              D4RL: the downloaded file, else a download
-primal/hopper/medium-v0       built in: the local copy, else recorded now; needs no network
+mujoco/hopper/medium-v0       Minari: the local copy, or Minari's own download
+hopper-medium-v2              D4RL: the file in the cache, or a download
+primal/hopper/medium-v0       built in: the local copy, or recorded when first used; needs no network
 PATH/file.hdf5, PATH/folder   a file in D4RL's layout, or a Minari data set
-A+B                           several together
+A+B                           several data sets together
 """
 
 import os
@@ -38,25 +38,25 @@ DEFAULT_RANK = 32
 
 @dataclass(frozen=True)
 class Part:
-    """One source of a data set."""
+    """One part of a data set: one name or path."""
 
     name: str
-    """As it was asked for."""
+    """The name or path as the user gave it."""
     path: Path
     """The file that was read."""
     env_id: str
-    """The environment that it was recorded in."""
+    """The environment that the part was recorded in."""
     cut_off_episodes: int
-    """How many episodes stop before the environment or the time limit ends them. They are kept."""
+    """The number of episodes that stop before the environment or the time limit ends them. They are included."""
     about: Mapping[str, Any]
-    """What its metadata say of how it was made."""
+    """The part's provenance, from its metadata."""
     notes: tuple[str, ...]
-    """What a reader of results should know."""
+    """Caveats that a reader of results should know."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Trajectories, the task that they are for, and where they come from."""
+    """Trajectories, their task and their sources."""
 
     name: str
     task: Task
@@ -70,14 +70,14 @@ class Dataset:
 
     @property
     def normalizer(self) -> Normalizer:
-        """Units in which its states are standardized and returns are divided by the task's scale."""
+        """The normalizer: standardizes states and divides returns by the task's return scale."""
         return self.store.normalizer(return_scale=self.task.environment.return_scale)
 
     def run_task(self, targets: Sequence[float] | None = None) -> RunTask:
-        """What a run on this data knows of its task.
+        """The task of a run that trains on this data.
 
         Args:
-            targets: returns to ask for beside the task's headline, which comes first. If not given: the task's.
+            targets: target returns in addition to the task's headline, which comes first. Default: the task's targets.
         """
         return self.task.run_task(
             targets,
@@ -87,7 +87,7 @@ class Dataset:
         )
 
     def model_shape(self, model: ModelConfig) -> ModelShape:
-        """The model for this data."""
+        """The shape of a model for this data."""
         environment = self.task.environment
         return ModelShape(
             state_width=environment.state_width,
@@ -105,18 +105,19 @@ class Dataset:
 
 
 def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = False) -> Dataset:
-    """Find a data set, fetch or record it if need be, check it, and map it into memory.
+    """Find a data set, download or record it if necessary, check it, and map it into memory.
 
     Args:
-        name: a name, a path, or several with ``+`` between them.
-        env_id: the environment that a policy shall act in; needed if the data does not say.
-        mix_versions: whether data may come from other versions of the environment than ``env_id``, or than each other.
+        name: a name or a path, or several joined by ``+``.
+        env_id: the environment that the policy will act in. If the data does not name its environment, this is also
+            taken as the environment of the data, and required.
+        mix_versions: whether the parts' environment versions may differ from each other and from ``env_id``.
 
     Raises:
-        DataError: if it cannot be had or cannot be used. The message is meant for the user.
+        DataError: if the data set is unavailable or unusable. The message is written for the user.
     """
     names = split_names(name)
-    # What can be told without fetching or recording is told before anything is fetched or recorded.
+    # Check what is known already, so that a mistake is reported before anything is downloaded or recorded.
     here = {part: find_here(part) for part in names}
     early = [(part, _task(part, source, env_id)) for part, source in here.items() if source or parse_name(part)]
     _common_task(early, env_id, mix_versions)
@@ -127,7 +128,7 @@ def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = F
     stores, parts = [], []
     for part, source, own in zip(names, sources, tasks, strict=True):
         identity = "".join(map(cache.file_identity, source.files))
-        stores.append(_stored(identity, source.episodes(own.environment.action_box)))
+        stores.append(_open_or_write_store(identity, source.episodes(own.environment.action_box)))
         cut_off = int((~stores[-1].is_complete).sum())
         notes = _notes(part, source, own, task)
         parts.append(Part(part, source.path, own.env_id, cut_off, _about(source), notes))
@@ -135,10 +136,10 @@ def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = F
 
 
 def reload_dataset(record: RunRecord) -> Dataset:
-    """A run's data, also from another working folder than the run's.
+    """Load a run's data set, even if the run was started from another working folder.
 
     Raises:
-        DataError: if it is unavailable, or has changed since the run.
+        DataError: if the data set is unavailable, or has changed since the run.
     """
     names = (
         part.name if parse_name(part.name) or not os.path.exists(part.path) else part.path for part in record.parts
@@ -151,14 +152,14 @@ def reload_dataset(record: RunRecord) -> Dataset:
 
 
 def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:
-    """The task that a part's data is of."""
+    """The task of one part of a data set."""
     known = parse_name(name)
     own = (source and source.env_id) or (known and known.task.env_id) or env_id
     if own is None:
         where = name if source is None else source.path
         raise DataError(
-            f"{where} does not say which environment it is from: give it with --env-id, "
-            "such as Hopper-v5; D4RL's data goes with Hopper-v4"
+            f"{where} does not name its environment: pass --env-id, such as --env-id Hopper-v5 "
+            "(Hopper-v4 for D4RL's data)"
         )
     task = task_of(own, None if known is None else known.tier, where=None if source is None else str(source.path))
     widths = (task.environment.state_width, task.environment.action_width)
@@ -171,24 +172,24 @@ def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:
 
 
 def _common_task(tasks: list[tuple[str, Task]], env_id: str | None, mix_versions: bool) -> Task | None:
-    """The task that a policy is trained for on these parts, if there are any.
+    """The task of a policy that is trained on these parts; None if there are no parts.
 
     Raises:
-        DataError: if they are of different environments, or of different versions and nobody asked for that.
+        DataError: if the parts are from different environments, or from different versions without ``mix_versions``.
     """
     wanted = tasks if env_id is None else [*tasks, ("--env-id", task_of(env_id))]
     kinds = {task.environment.name for _, task in wanted}
     versions = {task.env_id for _, task in wanted}
     listed = ", ".join(f"{name} {task.env_id}" for name, task in wanted)
     if len(kinds) > 1:
-        raise DataError(f"all parts must be of one environment, but these are of several: {listed}")
+        raise DataError(f"all parts must be from one environment, but these are from several: {listed}")
     if len(versions) > 1 and not mix_versions:
         raise DataError(
             f"versions of an environment differ in physics and reward, and these are mixed: {listed}. "
-            "Leave --env-id out or make them agree; if it is meant, ask for it with --mix-versions"
+            "Omit --env-id or make the versions agree; if mixing is intended, pass --mix-versions"
         )
     if len(versions) > 1 and env_id is None:
-        raise DataError(f"with data of several versions, say with --env-id in which one to act: {listed}")
+        raise DataError(f"data from several versions of an environment needs --env-id, the version to act in: {listed}")
     if not tasks:
         return None
     tiers = {task.tier for _, task in tasks}
@@ -196,41 +197,41 @@ def _common_task(tasks: list[tuple[str, Task]], env_id: str | None, mix_versions
     return Task(wanted[-1][1].environment, wanted[-1][1].env_id, tier)
 
 
-def _stored(identity: str, episodes: Iterable[Trajectory]) -> Store:
-    """The store that was written when episodes of this identity were last read, or a new one."""
+def _open_or_write_store(identity: str, episodes: Iterable[Trajectory]) -> Store:
+    """Open the cached store of these episodes, or write a new one."""
     note = cache.read_note(identity)
     if note is not None:
         try:
             return open_store(cache.stores_folder() / str(note["fingerprint"]))
         except (StoreError, KeyError):
-            pass  # cleared, damaged or of an earlier version: write it anew
+            pass  # cleared, damaged or from an earlier version: write it again
     store = write_store(cache.stores_folder(), episodes)
     cache.write_note(identity, {"fingerprint": store.fingerprint})
     return store
 
 
 def _notes(name: str, source: EpisodeSource, own: Task, task: Task) -> tuple[str, ...]:
-    """What is unusual about a part."""
+    """Caveats about a part."""
     notes = []
     if own.env_id != task.env_id:
-        notes.append(f"{name} was recorded in {own.env_id}, and is used for {task.env_id}")
+        notes.append(f"{name} was recorded in {own.env_id} but is used for {task.env_id}")
     known = parse_name(name)
     if known is not None and known.source == "primal" and isinstance(source, MinariData):
         standard = [asdict(part) for part in builtin_recipe(known)]
         if source.metadata.get("recipe") != standard or source.metadata.get("seed") != 0:
-            notes.append(f"{name} was recorded with other steps, seed or policies than the standard ones")
+            notes.append(f"{name} was recorded with nonstandard steps, seed or policies")
     return tuple(notes)
 
 
 def _about(source: EpisodeSource) -> Mapping[str, Any]:
     if not isinstance(source, MinariData):
         return {}
-    kept = ("dataset_id", "algorithm_name", "description", "author", "recipe", "seed", "recorded_by", "converted_from")
-    return {key: source.metadata[key] for key in kept if key in source.metadata}
+    keys = ("dataset_id", "algorithm_name", "description", "author", "recipe", "seed", "recorded_by")
+    return {key: source.metadata[key] for key in keys if key in source.metadata}
 
 
 def _joined(stores: list[Store]) -> Store:
-    """One store with the episodes of several, in order."""
+    """One store with the episodes of several stores, in order."""
 
     def episodes() -> Iterator[Trajectory]:
         for store in stores:
@@ -239,4 +240,4 @@ def _joined(stores: list[Store]) -> Store:
                 rows = slice(begin, end)
                 yield Trajectory(data.observations[rows], data.actions[rows], data.rewards[rows], is_complete)
 
-    return _stored("\n".join(store.fingerprint for store in stores), episodes())
+    return _open_or_write_store("\n".join(store.fingerprint for store in stores), episodes())

@@ -1,9 +1,9 @@
-"""Minari data sets: read without Minari, written with it.
+"""Reads Minari data sets without Minari, and writes them with it.
 
-A data set is a folder ``data`` with ``metadata.json`` and ``main_data.hdf5``, in which a group ``episode_i`` has
-``observations`` (T + 1, S), ``actions`` (T, A), ``rewards``, ``terminations`` and ``truncations`` (T,). Minari's own
-reader may make the environment that the metadata describe, which imports the module that they name; this one reads
-numbers and executes nothing.
+A data set has a folder ``data`` with ``metadata.json`` and ``main_data.hdf5``. In the HDF5 file, each group
+``episode_i`` has ``observations`` (T + 1, S), ``actions`` (T, A), ``rewards``, ``terminations`` and ``truncations``
+(T,). Minari's own reader may create the environment that the metadata describes, which imports the module named there.
+This reader takes only numbers and executes nothing.
 
 Axes: T transitions of one episode, S state, A action.
 """
@@ -45,17 +45,17 @@ __all__ = [
 
 KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 EPISODES_PER_OPEN = 50
-"""HDF5 remembers what it has read of an open file, some 60 kB an episode."""
+"""Episodes read before the file is reopened. HDF5 caches what it reads of an open file, about 60 kB per episode."""
 STEPS_PER_WRITE = 50_000
-"""So many are in memory at a time."""
+"""Minimum steps per write: about the number of steps in memory at a time."""
 
 
 @dataclass(frozen=True)
 class MinariData:
-    """What a data set has to say before its episodes are read."""
+    """A Minari data set whose metadata is read and whose episodes are not read yet."""
 
     path: Path
-    """``main_data.hdf5``."""
+    """The path of ``main_data.hdf5``."""
     metadata: Mapping[str, Any]
     env_id: str | None
     state_width: int
@@ -64,14 +64,14 @@ class MinariData:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The data and its description."""
+        """``main_data.hdf5`` and ``metadata.json``."""
         return (self.path, self.path.with_name("metadata.json"))
 
     def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
-        """The episodes, one at a time in memory. The observation after the last action is left out.
+        """Read the episodes, one in memory at a time, without the observation after the last action.
 
         Raises:
-            DataError: at the first that breaks a rule.
+            DataError: at the first episode that breaks a rule.
         """
         for first in range(0, self.num_episodes, EPISODES_PER_OPEN):
             with open_hdf5(self.path) as file:
@@ -88,14 +88,14 @@ class MinariData:
         steps = lengths["actions"]
         if len(rows["observations"]) != steps + 1:
             raise DataError(
-                f"{where}: {steps} steps must have {steps + 1} observations, the one after the last step included, "
+                f"{where}: {steps} steps must have {steps + 1} observations, including the one after the last step, "
                 f"not {len(rows['observations'])}"
             )
         widths = (rows["observations"].shape[1], rows["actions"].shape[1])
         if widths != (self.state_width, self.action_width):
             raise DataError(
-                f"{where}: observations and actions have the widths {widths[0]} and {widths[1]}, "
-                f"those of episode 0 {self.state_width} and {self.action_width}"
+                f"{where}: observations and actions must have the widths of episode 0, {self.state_width} and "
+                f"{self.action_width}, not {widths[0]} and {widths[1]}"
             )
         if steps == 0:
             raise DataError(f"{where}: an episode must have at least one step")
@@ -103,7 +103,7 @@ class MinariData:
             rows["truncations"], f"{where}: truncations"
         )
         if ends[:-1].any():
-            raise DataError(f"{where}: it goes on after its end at step {int(np.flatnonzero(ends)[0])}")
+            raise DataError(f"{where}: it continues after its end at step {int(np.flatnonzero(ends)[0])}")
         return checked_trajectory(
             where,
             observations=rows["observations"][:-1],
@@ -127,13 +127,13 @@ def _episode_arrays(file: h5py.File, number: int, where: str) -> dict[str, NDArr
 
 
 def minari_folder(dataset_id: str = "") -> Path:
-    """Where Minari keeps its data sets, or one of them: ``~/.minari/datasets``, or ``$MINARI_DATASETS_PATH``."""
+    """The folder of a Minari data set, or of all: in ``$MINARI_DATASETS_PATH``, by default ``~/.minari/datasets``."""
     root = os.environ.get("MINARI_DATASETS_PATH")
     return Path(root if root is not None else Path.home() / ".minari" / "datasets", dataset_id)
 
 
 def is_here(dataset_id: str) -> bool:
-    """Whether there is a local data set of that name."""
+    """Whether a local data set has this name."""
     return os.path.exists(minari_folder(dataset_id) / "data" / "metadata.json")
 
 
@@ -141,10 +141,10 @@ def open_minari(folder: Path) -> MinariData:
     """Read the metadata of a data set and the shape of its first episode.
 
     Args:
-        folder: the data set's, or the folder ``data`` in it.
+        folder: the data set's folder, or the folder ``data`` in it.
 
     Raises:
-        DataError: if there is none, or not in HDF5, or without episodes.
+        DataError: if the data set is missing, is not in HDF5, or has no episodes.
     """
     data = folder if (folder / "metadata.json").is_file() else folder / "data"
     try:
@@ -160,7 +160,7 @@ def open_minari(folder: Path) -> MinariData:
     if data_format != "hdf5":
         raise DataError(f"{data} is in Minari's format {data_format!r}; only 'hdf5' can be read here")
     if num_episodes < 1:
-        raise DataError(f"{data} has no episode")
+        raise DataError(f"{data} has no episodes")
     path = data / "main_data.hdf5"
     with open_hdf5(path) as file:
         if len(file) != num_episodes:
@@ -178,20 +178,20 @@ def open_minari(folder: Path) -> MinariData:
 
 @dataclass(frozen=True)
 class RecordedEpisode:
-    """An episode as Minari wants it."""
+    """A recorded episode, in Minari's layout."""
 
     observations: NDArray[np.floating]
-    """(T + 1, S)."""
+    """Observations, (T + 1, S), including the one after the last action."""
     actions: NDArray[np.floating]
-    """(T, A)."""
+    """Actions, (T, A)."""
     rewards: NDArray[np.floating]
-    """(T,)."""
+    """Rewards, (T,)."""
     terminated: bool
-    """Whether the environment ended it."""
+    """Whether the environment ended the episode."""
     truncated: bool
-    """Whether the time limit did."""
+    """Whether the time limit ended the episode."""
     seed: int | None = None
-    """That the environment was reset with."""
+    """The seed that the environment was reset with."""
 
 
 def write_minari(
@@ -204,26 +204,29 @@ def write_minari(
     facts: Mapping[str, Any],
     replace: bool = False,
 ) -> Path:
-    """Write episodes as they come into a local data set, with Minari's writer, and return its folder.
+    """Stream episodes to a local data set with Minari's writer, and return its folder.
 
-    It appears under its name when it is whole. Reference scores of the task become part of its metadata.
+    The data set appears under its name only when it is complete. Its metadata includes the task's reference returns.
 
     Args:
-        dataset_id: its name.
-        episodes: read once.
-        task: whose environment they are from.
-        algorithm: what made the policy.
-        description: a sentence or two.
-        facts: further entries of the metadata, as JSON.
-        replace: whether it may take the place of one of that name.
+        dataset_id: the data set's name.
+        episodes: the episodes; iterated once.
+        task: the task whose environment the episodes are from.
+        algorithm: the algorithm that trained the policy.
+        description: one or two sentences.
+        facts: additional metadata entries; must be JSON-serializable.
+        replace: whether to replace an existing data set of that name.
+
+    Raises:
+        DataError: if there are no episodes, if the name is invalid, or if it exists and ``replace`` is False.
     """
-    import minari  # it and the environments take a second to import, and reading needs neither
+    import minari  # importing Minari and the environments takes a second, and reading needs neither
 
     from envs.make import make_environment
 
     blocks = _blocks(episodes)
     with staged(dataset_id, replace=replace) as staging, warnings.catch_warnings():
-        # It warns of what is left out (author, address, link) and of environments that are not the newest.
+        # Warnings about missing metadata (author, address, link) and about environments that are not the newest.
         warnings.simplefilter("ignore")
         first = next(blocks)
         env = make_environment(task)
@@ -246,27 +249,27 @@ def write_minari(
 
 
 def check_name(dataset_id: str) -> None:
-    """Whether a data set may have this name, by Minari's rules and by what is here.
+    """Check that a name follows Minari's rules and does not conflict with existing files.
 
     Raises:
-        DataError: if not.
+        DataError: if the name cannot be used.
     """
     if re.fullmatch(r"(\w[\w-]+/)*[\w-]+-v\d+", dataset_id) is None:
         raise DataError(
-            f"{dataset_id!r} cannot be a data set's name: it must be like mine/hopper/walk-v0, with a version at its "
-            "end and at least two letters in each part"
+            f"{dataset_id!r} is not a valid data set name: it must look like mine/hopper/walk-v0, with a version at "
+            "the end and at least two letters in each part"
         )
     parts = dataset_id.split("/")
     outer = next((name for n in range(1, len(parts)) if is_here(name := "/".join(parts[:n]))), None)
     if outer is not None:
-        raise DataError(f"{dataset_id!r} would lie inside the data set {outer!r}: give another name")
+        raise DataError(f"{dataset_id!r} would be inside the data set {outer!r}: choose another name")
     if os.path.exists(minari_folder(dataset_id)) and not is_here(dataset_id):
-        raise DataError(f"{minari_folder(dataset_id)} is there and is not a data set: give another name, or remove it")
+        raise DataError(f"{minari_folder(dataset_id)} exists but is not a data set: choose another name, or remove it")
 
 
 @contextmanager
 def dataset_lock(dataset_id: str) -> Iterator[None]:
-    """Whoever makes this data set is alone with it; others wait, and then find it made."""
+    """Lock a data set while it is created. Other processes wait."""
     folder = minari_folder() / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / (dataset_id.replace("/", "__") + ".lock"), is_singleton=True):
@@ -274,14 +277,14 @@ def dataset_lock(dataset_id: str) -> Iterator[None]:
 
 
 def _blocks(episodes: Iterable[RecordedEpisode]) -> Iterator[list[Any]]:
-    """Lists of Minari's buffers of about ``STEPS_PER_WRITE`` steps each."""
+    """Group episodes into lists of Minari buffers with at least ``STEPS_PER_WRITE`` steps each, except the last."""
     from minari.data_collector import EpisodeBuffer
 
     block: list[Any] = []
     steps = 0
     first = next(iterator := iter(episodes), None)
     if first is None:
-        raise DataError("there is no episode to write")
+        raise DataError("there are no episodes to write")
     for episode in chain([first], iterator):
         length = len(episode.rewards)
         last = np.arange(length) == length - 1
@@ -305,21 +308,23 @@ def _blocks(episodes: Iterable[RecordedEpisode]) -> Iterator[list[Any]]:
 
 @contextmanager
 def staged(dataset_id: str, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to make a data set in, which then takes its place; nothing does if the block fails.
+    """Create a data set in a temporary folder and move it to its final place if the block succeeds.
+
+    If the block fails, nothing is moved.
 
     Raises:
-        DataError: if the name is taken and must not be replaced, or cannot be one.
+        DataError: if the name is invalid, or if it exists and ``replace`` is False.
     """
     check_name(dataset_id)
     root = minari_folder()
     with dataset_lock(dataset_id):
         if is_here(dataset_id) and not replace:
             raise DataError(
-                f"there is a data set {dataset_id!r} already, in {root / dataset_id}: give another name, or ask for it "
-                "to be replaced"
+                f"the data set {dataset_id!r} already exists in {root / dataset_id}: choose another name, or replace "
+                "it (--overwrite)"
             )
-        staging = root / (".partial-" + dataset_id.replace("/", "__"))  # Minari does not look into hidden folders
-        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        staging = root / (".partial-" + dataset_id.replace("/", "__"))  # Minari skips hidden folders
+        shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
         staging.mkdir(parents=True)
         try:
             yield staging
@@ -346,7 +351,7 @@ def _take_place(staging: Path, root: Path, dataset_id: str) -> None:
 
 @contextmanager
 def datasets_path(folder: Path) -> Iterator[None]:
-    """Minari learns where to write from the process's environment alone."""
+    """Set the folder that Minari writes to. Minari takes it only from an environment variable."""
     before = os.environ.get("MINARI_DATASETS_PATH")
     os.environ["MINARI_DATASETS_PATH"] = str(folder)
     try:

@@ -1,4 +1,4 @@
-"""The names of data sets that are known without looking them up: D4RL's, Minari's and the built-in ones."""
+"""The table of known data set names: D4RL's, Minari's and the built-in ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ TIERS: Mapping[Source, tuple[str, ...]] = {
     "minari": ("simple", "medium", "expert"),
     "primal": ("random", "medium", "medium-replay", "medium-expert", "expert"),
 }
-"""The data sets of each source. Tiers of one name are not alike across sources: Minari's medium Hopper policy is near
-D4RL's expert."""
+"""The tiers of each source. A tier's quality differs between sources: Minari's medium Hopper policy is close to D4RL's
+expert."""
 
 ENVIRONMENT_VERSION: Mapping[Source, str] = {"d4rl": "v4", "minari": "v5", "primal": "v5"}
-"""D4RL v2 was recorded in the -v2 environments, of which -v4 is the closest that is still there."""
+"""The environment version for each source. D4RL v2 was recorded in the -v2 environments; -v4 is the closest version
+that still exists."""
 
 NAME_PATTERNS: Mapping[Source, str] = {
     "d4rl": "{environment}-{tier}-v2",
@@ -30,7 +31,7 @@ NAME_PATTERNS: Mapping[Source, str] = {
 
 @dataclass(frozen=True)
 class DatasetName:
-    """A name that the table knows."""
+    """A data set name in the table."""
 
     source: Source
     environment: str
@@ -41,7 +42,7 @@ class DatasetName:
 
     @property
     def task(self) -> Task:
-        """In the version of the environment that the source's data goes with."""
+        """The task, with the environment version for the source's data."""
         environment = ENVIRONMENTS[self.environment]
         return Task(environment, f"{environment.gymnasium_name}-{ENVIRONMENT_VERSION[self.source]}", self.tier)
 
@@ -56,5 +57,5 @@ KNOWN_NAMES: Mapping[str, DatasetName] = {
 
 
 def parse_name(name: str) -> DatasetName | None:
-    """A data set's name, if the table knows it."""
+    """Look up a name in the table; None if it is not in it."""
     return KNOWN_NAMES.get(name)

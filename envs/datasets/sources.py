@@ -1,4 +1,4 @@
-"""A name or a path -> the file that has the episodes, downloaded or recorded if it is not here."""
+"""Resolves a name or a path to a file of episodes; downloads or records the data set if it is not available locally."""
 
 import difflib
 import os
@@ -22,14 +22,17 @@ from primal_dt.data.names import split_names
 __all__ = ["d4rl_path", "find_here", "find_source", "must_download", "stand_in"]
 
 D4RL_URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2"
-"""D4RL's public location, ``d4rl/infos.py``."""
+"""The public location of D4RL's files, from ``d4rl/infos.py``."""
 
 
 def find_here(name: str) -> EpisodeSource | None:
-    """The episodes behind a name or path, if they are here; None if they must be downloaded or recorded first.
+    """Open a data set by name or path if it is available locally.
+
+    Returns:
+        The episodes, or None if they must be downloaded or recorded first.
 
     Raises:
-        DataError: if it is a path to nothing, or cannot be a name.
+        DataError: if the path does not exist, or if the name is not valid.
     """
     known = parse_name(name)
     if known is None and _is_path(name):
@@ -45,29 +48,29 @@ def find_here(name: str) -> EpisodeSource | None:
 
 
 def find_source(name: str) -> EpisodeSource:
-    """The episodes behind a name or path, wherever they come from.
+    """Open a data set by name or path; download or record it if it is not available locally.
 
     Raises:
-        DataError: if they are unavailable.
+        DataError: if the data set is unavailable.
     """
     if (source := find_here(name)) is not None:
         return source
     known = parse_name(name)
     if known is not None and known.source == "d4rl":
         return _download_d4rl(known)
-    with dataset_lock(name):  # another process may be making it, and be done when it is our turn
+    with dataset_lock(name):  # another process may create it while this one waits
         if not is_here(name):
             if known is None or known.source == "minari":
                 _download_minari(name, known)
             else:
-                from envs.behavior.record import record  # imports the environments: reading does not need them
+                from envs.behavior.record import record  # imports the environments, which reading does not need
 
                 record(name, builtin_recipe(known), task=known.task)
     return open_minari(minari_folder(name))
 
 
 def must_download(dataset: str) -> bool:
-    """Whether a part of a data set is neither here nor built in."""
+    """Whether any part of a data set is neither available locally nor built in."""
     for name in split_names(dataset):
         known = parse_name(name)
         if find_here(name) is None and (known is None or known.source != "primal"):
@@ -76,26 +79,28 @@ def must_download(dataset: str) -> bool:
 
 
 def stand_in(dataset: str) -> str:
-    """The data set; or built-in data of its environment, if it would have to be downloaded.
+    """Substitute built-in medium-expert data of the same environment for a data set that must be downloaded.
+
+    The name of a data set that needs no download is returned unchanged.
 
     Raises:
-        DataError: if nothing is known of its environment.
+        DataError: if the environment is not known.
     """
     if not must_download(dataset):
         return dataset
     known = parse_name(split_names(dataset)[0])
     if known is None:
-        raise DataError(f"{dataset} is not here, and there is no built-in data of its kind")
+        raise DataError(f"{dataset} is not available locally, and no built-in data set can replace it")
     return str(DatasetName("primal", known.environment, "medium-expert"))
 
 
 def d4rl_path(name: DatasetName) -> Path:
-    """Where a D4RL file is, or will be after its download."""
+    """The path of a D4RL file in the cache, whether or not it is downloaded yet."""
     return cache.downloads_folder() / f"{name.environment}_{name.tier.replace('-', '_')}-v2.hdf5"
 
 
 def _is_path(name: str) -> bool:
-    """Whether it means a file or folder, whether or not it exists."""
+    """Whether the name is a path to a file or folder, which need not exist."""
     path = os.path.expanduser(name)
     return os.path.exists(path) or path.startswith(("/", "./", "../", "~")) or path.endswith((".hdf5", ".h5"))
 
@@ -109,11 +114,11 @@ def _download_minari(name: str, known: DatasetName | None) -> None:
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname if remote.startswith("hf:") else remote
     try:
         if remote.startswith("hf:") and not urllib.request.getproxies():
-            # Without a network its client would try for half a minute, with a warning each time.
+            # Without a network, the Hugging Face client would retry for half a minute, with a warning each time.
             socket.getaddrinfo(host, None)
         with staged(name) as staging, datasets_path(staging):
             minari.download_dataset(name)
-    # Its storage back ends raise what their libraries raise.
+    # Minari's storage back ends raise the exceptions of their libraries.
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
@@ -121,8 +126,8 @@ def _download_minari(name: str, known: DatasetName | None) -> None:
                 name,
                 looked=minari_folder(name),
                 tried=f"Minari's download from {host}, which failed: {said}",
-                by_hand=f"minari download {name}, where there is a network, and copy the folder to the above",
-                meanwhile="primal/hopper/medium-v0" if known is None else _builtin_like(known),
+                by_hand=f"run minari download {name} where there is a network, and copy the folder to the path above",
+                instead="primal/hopper/medium-v0" if known is None else _builtin_like(known),
                 alike=difflib.get_close_matches(name, KNOWN_NAMES, n=3) if known is None else [],
             )
         ) from error
@@ -139,8 +144,8 @@ def _download_d4rl(name: DatasetName) -> D4rlFile:
                 str(name),
                 looked=path,
                 tried=str(error),
-                by_hand=f"fetch {url} and put it there as {path}",
-                meanwhile=_builtin_like(name),
+                by_hand=f"download {url} and save it as {path}",
+                instead=_builtin_like(name),
                 alike=[],
             )
         ) from error
@@ -148,7 +153,7 @@ def _download_d4rl(name: DatasetName) -> D4rlFile:
 
 
 def _open_for(path: Path, task: Task) -> D4rlFile:
-    """A D4RL file that fits a task."""
+    """Open a D4RL file and check that its widths match the task's environment."""
     source, environment = open_d4rl(path), task.environment
     if (source.state_width, source.action_width) != (environment.state_width, environment.action_width):
         raise DataError(
@@ -159,15 +164,15 @@ def _open_for(path: Path, task: Task) -> D4rlFile:
 
 
 def _builtin_like(name: DatasetName) -> str:
-    """The built-in data set that is nearest to another source's."""
+    """The built-in data set that is closest to a data set of another source."""
     return str(DatasetName("primal", name.environment, "medium" if name.tier == "simple" else name.tier))
 
 
-def _missing(name: str, *, looked: object, tried: str, by_hand: str, meanwhile: str, alike: list[str]) -> str:
+def _missing(name: str, *, looked: object, tried: str, by_hand: str, instead: str, alike: list[str]) -> str:
     hint = f"\n  did you mean {', '.join(alike)}?" if alike else ""
     return (
-        f"the data set {name!r} is not here and cannot be fetched{hint}\n  looked in  {looked}\n  tried      {tried}\n"
-        f"  by hand    {by_hand}\n  meanwhile  {meanwhile} is built in and needs no network"
+        f"the data set {name!r} is not available locally and cannot be downloaded{hint}\n  looked in  {looked}\n"
+        f"  tried      {tried}\n  by hand    {by_hand}\n  instead    {instead} is built in and needs no network"
     )
 
 
@@ -176,5 +181,5 @@ def _unknown(name: str) -> str:
     hint = f"did you mean {', '.join(alike)}? " if alike else ""
     return (
         f"there is no data set {name!r}: it is neither a file or folder nor a name such as primal/hopper/medium-v0, "
-        f"mujoco/hopper/medium-v0 or hopper-medium-v2; {hint}(python -m envs list shows all)"
+        f"mujoco/hopper/medium-v0 or hopper-medium-v2; {hint}(python -m envs list shows all names)"
     )

@@ -1,4 +1,4 @@
-"""Attention layers: Primal-Attention and the kinds it is compared with. Needs torch alone."""
+"""Attention layers: Primal-Attention and the kinds it is compared with. Requires only torch."""
 
 from primal_dt.attention.build import ATTENTION_KINDS, CAUSAL_KINDS, build_attention
 from primal_dt.attention.causal import CausalPrimalAttention, PrimalState, PrimalWindow

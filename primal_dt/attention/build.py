@@ -1,4 +1,4 @@
-"""All kinds of attention behind one name."""
+"""Build any kind of attention layer by name."""
 
 import inspect
 from typing import Any
@@ -29,30 +29,31 @@ ATTENTION_KINDS: dict[str, type[AttentionLayer]] = {
     "attention_bn": BatchNormAttention,
     "attention_sh": ScaledHeadAttention,
 }
-"""Kind -> its layer. ``primal`` has a class of its own for causal use."""
+"""Kind -> its layer class. Causal ``primal`` layers have another class, :class:`CausalPrimalAttention`."""
 
 CAUSAL_KINDS = tuple(
     kind
     for kind, layer in ATTENTION_KINDS.items()
     if kind == "primal" or "causal" in inspect.signature(layer).parameters
 )
-"""The kinds that can be causal."""
+"""The kinds that support causal attention."""
 
 
 def build_attention(
     kind: str, *, width: int, num_heads: int, causal: bool = False, dropout: float = 0.0, **options: Any
 ) -> AttentionLayer:
-    """A layer of the given kind: ``layer(x, valid)`` maps (B, L, width) to an :class:`AttentionOutput`.
+    """Build a layer of the given kind: ``layer(x, valid)`` maps (B, L, width) to an :class:`AttentionOutput`.
 
     Args:
         kind: ``primal``, ``softmax``, ``linear``, ``performer``, ``cosformer``, ``flowformer``, ``reformer``,
             ``linformer``, ``nystromformer``, ``attention_bn`` or ``attention_sh``.
-        width: D, of the input and the output.
-        num_heads: H; divides the width.
-        causal: a token sees itself and what comes before it. Not for ``linformer`` and ``nystromformer``.
-        dropout: after the output projection.
-        options: what the class of the kind takes besides, such as ``rank=32`` for ``primal``; a wrong name is answered
-            with the right ones. ``linformer`` needs ``max_length``.
+        width: D, the width of the input and the output.
+        num_heads: H; must divide the width.
+        causal: a token attends only to itself and earlier tokens. Not available for ``linformer`` and
+            ``nystromformer``.
+        dropout: dropout probability after the output projection.
+        options: further arguments of the kind's class, such as ``rank=32`` for ``primal``; an unknown name raises an
+            error that lists the valid ones. ``linformer`` needs ``max_length``.
     """
     if kind not in ATTENTION_KINDS:
         raise ValueError(f"unknown attention kind {kind!r}: it must be one of {', '.join(ATTENTION_KINDS)}")

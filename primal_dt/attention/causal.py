@@ -1,6 +1,6 @@
-"""Causal Primal-Attention, for autoregressive models: in parallel over a sequence, or token by token.
+"""Causal Primal-Attention for autoregressive models: in parallel over a sequence, or token by token.
 
-Axes: B batch, L tokens, H heads, D width, P = D / H, W tokens of a window.
+Axes: B batch, L tokens, H heads, D width, P = D / H, M new tokens, W tokens of a window.
 """
 
 from typing import ClassVar, NamedTuple
@@ -16,44 +16,45 @@ __all__ = ["CausalPrimalAttention", "PrimalState", "PrimalWindow"]
 
 
 class PrimalState(NamedTuple):
-    """What Causal Primal-Attention remembers of the past: O(D) numbers, whatever its length."""
+    """State of Causal Primal-Attention after a prefix: O(D) numbers, independent of the prefix length."""
 
     total: Tensor
     """(B, D), the sum of the tokens so far."""
     num_tokens: Tensor
-    """(B,), how many they are."""
+    """(B,), the number of tokens so far."""
     log_key_sum: Tensor | None
-    """(B, H, P), the logarithm of the sum of the key features so far: exponential map only."""
+    """(B, H, P), the logarithm of the sum of the key features so far. None for the cosine map."""
 
     def without(self, tokens: Tensor) -> "PrimalState":
-        """The state as if these tokens (B, M, D) had not come: a running mean over the newest tokens only.
+        """Remove tokens (B, M, D) from the state, for a running mean over the newest tokens only.
 
-        For the cosine map. (What the exponential map remembers cannot be taken apart again.)
+        Cosine map only: the exponential map's ``log_key_sum`` does not allow removing a token.
         """
         if self.log_key_sum is not None:
-            raise ValueError("with the exponential map a state cannot forget: use step_window")
+            raise ValueError("tokens cannot be removed from a state of the exponential map: use step_window")
         return PrimalState(self.total - tokens.sum(1), self.num_tokens - tokens.shape[1], None)
 
 
 class PrimalWindow(NamedTuple):
-    """The last W tokens of each sequence, in a ring."""
+    """The last W tokens of each sequence, in a ring buffer."""
 
     ring: Tensor
     """(B, W, D), token number t in slot t modulo W."""
     num_tokens: Tensor
-    """(B,), how many tokens have come so far."""
+    """(B,), the number of tokens so far."""
 
 
 class CausalPrimalAttention(PrimalAttention):
     """Primal-Attention on prefix means: ``q_i = W_q x_bar_i``, ``k_i = W_k x_bar_i``, ``x_bar_i = mean_{j <= i} x_j``.
 
-    The paper takes the mean of the queries and of the keys up to each position. A mean commutes with the
-    affine projections, so here the mean is taken first: one running sum instead of two, and the projections
-    run only where they are needed. Means run over valid tokens.
+    The paper takes the mean of the queries and of the keys up to each position. A mean commutes with the affine
+    projections, so this layer takes the mean of its input instead. It needs one running sum instead of two, and
+    projects only where outputs are needed. Means run over valid tokens.
 
-    The weights are data-independent: data-dependent ones would be built from the future.
+    The weights are data-independent: data-dependent weights would be built from future tokens.
 
-    Args: as :class:`PrimalAttention`; ``data_dependent`` is there to be refused.
+    The arguments are those of :class:`PrimalAttention`, without ``rank_multi`` and ``max_rows``. Setting
+    ``data_dependent`` raises a ValueError.
     """
 
     _causal: ClassVar[bool] = True
@@ -71,7 +72,7 @@ class CausalPrimalAttention(PrimalAttention):
     ) -> None:
         if data_dependent:
             raise ValueError(
-                "data_dependent=True is for PrimalAttention only: weights made of the whole sequence "
+                "data_dependent=True is for PrimalAttention only: weights built from the whole sequence "
                 "would let a causal layer see the future"
             )
         super().__init__(
@@ -85,7 +86,7 @@ class CausalPrimalAttention(PrimalAttention):
         )
 
     def initial_state(self, batch_size: int) -> PrimalState:
-        """The state before the first token."""
+        """The state before the first token of each sequence."""
         weight = self.query_key.weight
         dtype = at_least_float32(weight.dtype)
         log_key_sum = None
@@ -99,41 +100,45 @@ class CausalPrimalAttention(PrimalAttention):
         )
 
     def step(self, x: Tensor, state: PrimalState, valid: Tensor | None = None) -> tuple[Tensor, PrimalState]:
-        """One token more: the output that :meth:`forward` has at it, at a cost that does not grow with the past.
+        """Process one more token. The output equals that of :meth:`forward` at this token.
+
+        The cost does not depend on the number of past tokens.
 
         Args:
             x: (B, D), the next token of each sequence.
-            state: from :meth:`initial_state` or from the last step.
-            valid: (B,) bool; a sequence whose token is padding keeps its state and gets zeros.
+            state: from :meth:`initial_state` or the previous step.
+            valid: (B,) bool, True for real tokens; None if all are real. At padding the state is unchanged and the
+                output zero.
 
         Returns:
-            (B, D) and the new state.
+            The output (B, D) and the new state.
         """
         x, seen = self._clear_token(x, valid)  # (B, D), (B,)
         hidden, state = self._advance(x[:, None], seen[:, None], state, None)
         return hidden[:, 0], state
 
     def advance(self, x: Tensor, state: PrimalState, *, positions: Positions = None) -> tuple[Tensor, PrimalState]:
-        """Some tokens more, (B, M, D): the outputs that :meth:`forward` has at them, and the new state.
+        """Process M more tokens. The outputs equal those of :meth:`forward` at these tokens.
 
         Args:
-            x: the next tokens of each sequence, all of them real.
-            state: from :meth:`initial_state` or from the last call.
-            positions: which of the M outputs are wanted.
+            x: (B, M, D), the next tokens of each sequence, all of them real.
+            state: from :meth:`initial_state` or the previous call.
+            positions: which of the M tokens to compute outputs for.
+
+        Returns:
+            The outputs (B, M, D), or fewer with ``positions``, and the new state.
         """
         x = self._clear_padding(x, None, positions)
         return self._advance(x, x.new_ones(x.shape[:2], dtype=torch.bool), state, positions)
 
     def _advance(self, x: Tensor, seen: Tensor, state: PrimalState, positions: Positions) -> tuple[Tensor, PrimalState]:
-        """X (B, M, D), padding cleared, seen (B, M) -> the outputs at the chosen positions, and the new state."""
+        """Process tokens x (B, M, D), whose padding is cleared; seen (B, M) is True for real tokens."""
         if not isinstance(state, PrimalState):
-            raise TypeError(f"state must be a PrimalState, as initial_state gives, not {type(state).__name__}")
+            raise TypeError(f"state must be a PrimalState, as returned by initial_state, not {type(state).__name__}")
         self._check_fit("state", state.total.shape, (x.shape[0], x.shape[2]))
         log_key_sum = state.log_key_sum
         if (log_key_sum is None) == isinstance(self.feature_map, ExponentialMap):
-            raise ValueError(
-                "state is that of a layer with the other feature map: begin with this layer's initial_state"
-            )
+            raise ValueError("state is from a layer with another feature map: start from this layer's initial_state")
         total = state.total[:, None] + x.cumsum(1, dtype=state.total.dtype)  # (B, M, D)
         count = state.num_tokens[:, None] + seen.cumsum(1)  # (B, M)
         context = (total / count.clamp(min=1)[..., None]).to(x.dtype)  # (B, M, D)
@@ -149,7 +154,7 @@ class CausalPrimalAttention(PrimalAttention):
         return hidden, PrimalState(total[:, -1], count[:, -1], log_key_sum)
 
     def initial_window(self, batch_size: int, window: int) -> PrimalWindow:
-        """A ring of ``window`` tokens, still empty."""
+        """An empty ring of ``window`` tokens for each sequence."""
         if window < 1:
             raise ValueError(f"window ({window}) must be at least 1")
         weight = self.query_key.weight
@@ -159,18 +164,29 @@ class CausalPrimalAttention(PrimalAttention):
         )
 
     def step_window(self, x: Tensor, window: PrimalWindow, valid: Tensor | None = None) -> tuple[Tensor, PrimalWindow]:
-        """As :meth:`step`, over the last W tokens only: the output that :meth:`forward` of those W has at the last.
+        """Process one more token, using the last W tokens only.
 
-        Costs more than :meth:`step`: a sum over the W tokens (taken anew, since one that also subtracts what leaves
-        the ring would drift) and, with the exponential map, the features of all W.
+        The output equals that of :meth:`forward` on those W tokens, at the last of them. Costs more than :meth:`step`:
+        every call sums the W tokens again (a running sum that subtracts leaving tokens would drift) and, with the
+        exponential map, computes the features of all W.
+
+        Args:
+            x: (B, D), the next token of each sequence.
+            window: from :meth:`initial_window` or the previous step.
+            valid: (B,) bool, as for :meth:`step`.
+
+        Returns:
+            The output (B, D) and the new window.
         """
         if not isinstance(window, PrimalWindow):
-            raise TypeError(f"window must be a PrimalWindow, as initial_window gives, not {type(window).__name__}")
+            raise TypeError(
+                f"window must be a PrimalWindow, as returned by initial_window, not {type(window).__name__}"
+            )
         x, seen = self._clear_token(x, valid)
         ring, count = window
         self._check_fit("window", (ring.shape[0], ring.shape[2]), x.shape)
         W = ring.shape[1]
-        age = torch.arange(W - 1, -1, -1, device=ring.device)  # (W,), of the tokens in order, the newest last
+        age = torch.arange(W - 1, -1, -1, device=ring.device)  # (W,), the ages of the tokens, oldest first
         slot = (count % W)[:, None]  # (B, 1)
         is_slot = torch.arange(W, device=ring.device) == slot  # (B, W)
         ring = torch.where((is_slot & seen[:, None])[..., None], x[:, None].to(ring.dtype), ring)
@@ -189,7 +205,7 @@ class CausalPrimalAttention(PrimalAttention):
         return total.div_(count[..., None]).to(x.dtype)  # in place: nothing else reads the sums
 
     def _clear_token(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Check the arguments of a step; return x (B, D) with padding cleared and which tokens are real (B,)."""
+        """Check the arguments of a step; return x (B, D) with padding cleared, and the mask of real tokens (B,)."""
         check_tensor("x", x)
         if x.dim() != 2 or x.shape[1] != self.width:
             raise ValueError(f"x must have shape (batch, width {self.width}), not {tuple(x.shape)}")
@@ -201,6 +217,6 @@ class CausalPrimalAttention(PrimalAttention):
     def _check_fit(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape != expected:
             raise ValueError(
-                f"{name} is for {shape[0]} sequences of width {shape[1]}, "
-                f"but x has {expected[0]} of width {expected[1]}: begin with this layer's initial_{name}"
+                f"{name} has batch size {shape[0]} and width {shape[1]}, but x has batch size {expected[0]} and "
+                f"width {expected[1]}: start from this layer's initial_{name}"
             )

@@ -1,4 +1,4 @@
-"""Dropout whose masks cost little on a CPU."""
+"""Dropout with masks that are cheap to draw on a CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,17 @@ from torch import Tensor, nn
 __all__ = ["Dropout", "masks_from"]
 
 LEVELS = 1 << 16
-"""Of a random number of 16 bits."""
+"""Number of values of a 16-bit random number."""
 
 _generator: ContextVar[torch.Generator | None] = ContextVar("_generator", default=None)
 
 
 @contextmanager
 def masks_from(generator: torch.Generator) -> Iterator[None]:
-    """Within it, in this thread, masks on a CPU are drawn from a generator instead of torch's own.
+    """Context in which this thread draws its CPU masks from ``generator`` instead of torch's default generator.
 
-    Threads that shared a generator would get what the others leave them, which is another thing every time.
+    If threads shared one generator, the order of their draws would change from run to run, and a run could not be
+    reproduced.
     """
     token = _generator.set(generator)
     try:
@@ -29,20 +30,20 @@ def masks_from(generator: torch.Generator) -> Iterator[None]:
 
 
 class Dropout(nn.Dropout):
-    """``x * m / E[m]``, m zero with probability p: as ``nn.Dropout``, but for how m is drawn on a CPU.
+    """``x * m / E[m]``, m zero with probability p. Differs from ``nn.Dropout`` only in how m is drawn on a CPU.
 
-    torch's generator yields 64 random bits at a time there, and ``nn.Dropout`` spends them on one entry; here they are
-    shared by four. So p is rounded to a multiple of 2^-16, and the scale is that of the rounded p: the expectation of
-    the output is x, exactly. (``inplace`` is not meant for it.)
+    On a CPU torch's generator yields 64 random bits at a time. ``nn.Dropout`` uses them for one entry; here four
+    entries share them. So p is rounded to a multiple of 2^-16. The scale uses the rounded p, so the expectation of the
+    output is exactly x. ``inplace`` is not supported.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop, while training."""
-        dropped = round(self.p * LEVELS)  # of 2^16 equally likely numbers
+        """Apply dropout, in training mode only."""
+        dropped = round(self.p * LEVELS)  # out of 2^16 equally likely values
         if not self.training or dropped in (0, LEVELS) or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=_generator.get())
-        numbers = words.view(torch.int16)[: x.numel()].view(x.shape)  # from -2^15 on
-        # Compared straight into floats: through a mask of booleans it would take several times as long.
+        numbers = words.view(torch.int16)[: x.numel()].view(x.shape)  # -2^15 to 2^15 - 1
+        # The comparison writes floats directly: a bool mask in between would take several times as long.
         mask = torch.ge(numbers, dropped - LEVELS // 2, out=x.new_empty(x.shape))
         return x * mask.mul_(LEVELS / (LEVELS - dropped))

@@ -1,6 +1,6 @@
-"""Feature maps of Primal-Attention: queries and keys -> phi_q, phi_k, and with them the kernel <phi_q, phi_k>.
+"""Feature maps of Primal-Attention: queries and keys -> phi_q, phi_k, which define the kernel <phi_q, phi_k>.
 
-Axes: B batch, L tokens, H heads, P features per head; and an axis of 2, queries first, keys second.
+Axes: B batch, L tokens, H heads, P features per head. An axis of size 2 holds queries first, keys second.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ __all__ = ["CosineMap", "ExponentialMap", "FeatureMap"]
 
 
 class FeatureMap(nn.Module, ABC):
-    """Queries and keys (B, L, 2, H, P) -> their features, of the same shape."""
+    """Base class of maps from queries and keys (B, L, 2, H, P) to features of the same shape."""
 
     pointwise: bool
-    """Whether the features of a token depend on that token alone, so that unwanted tokens may be left out."""
+    """Whether the features of a token depend on that token alone, so that other tokens can be skipped."""
 
     @abstractmethod
     def forward(self, qk: Tensor, valid: Tensor | None) -> Tensor:
@@ -27,7 +27,7 @@ class FeatureMap(nn.Module, ABC):
 
 
 class CosineMap(FeatureMap):
-    """``phi(z) = z / |z|``: the kernel is the cosine similarity. The map of all experiments of the paper."""
+    """``phi(z) = z / |z|``: the kernel is the cosine similarity. The paper uses this map in all its experiments."""
 
     pointwise = True
 
@@ -36,23 +36,23 @@ class CosineMap(FeatureMap):
 
 
 def unit(z: Tensor) -> Tensor:
-    """``z / |z|`` along the last axis; next to nothing where z is next to nothing."""
+    """``z / |z|`` along the last axis; z itself where ``|z| <= 1e-12``."""
     if torch.compiler.is_compiling():
-        return (z * _inverse_length(z)).to(z.dtype)  # a compiler fuses the plain formula by itself
+        return (z * _inverse_length(z)).to(z.dtype)  # the compiler fuses the plain formula itself
     direction, _ = _Unit.apply(z)  # type: ignore[no-untyped-call]
     return direction
 
 
 def _inverse_length(z: Tensor) -> Tensor:
-    """``1 / |z|``, in float32 at least, since squares soon leave the range of float16; 1 where z is next to nothing."""
+    """``1 / |z|``, in at least float32, since squares easily leave the range of float16; 1 where ``|z| <= 1e-12``."""
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=at_least_float32(z.dtype))
     return 1 / torch.where(length > 1e-12, length, 1.0)
 
 
 class _Unit(torch.autograd.Function):
-    """Keeps the unit vector and one number for the backward pass, not z, and makes the gradient in place.
+    """``z / |z|``, saving the unit vector and one number for the backward pass instead of z.
 
-    ``F.normalize`` does neither; see docs/performance.md for why that matters.
+    The gradient is computed in place. ``F.normalize`` does neither; docs/performance.md explains why this matters.
     """
 
     generate_vmap_rule = True
@@ -73,13 +73,13 @@ class _Unit(torch.autograd.Function):
         direction, inverse = ctx.saved_tensors
         result = None
         if gradient is not None:
-            result = gradient.clone(memory_format=torch.contiguous_format)  # in the layout of the rest
+            result = gradient.clone(memory_format=torch.contiguous_format)  # the layout of the other operands
             along = torch.einsum("...p,...p->...", direction, result).unsqueeze(-1)
-            if torch.is_grad_enabled():  # for second derivatives nothing may be overwritten
+            if torch.is_grad_enabled():  # second derivatives need every intermediate result
                 result = (result - direction * along) * inverse
-            else:  # fresh memory would cost more than the arithmetic
+            else:  # allocating memory would cost more than the arithmetic
                 result = result.addcmul_(direction, along, value=-1).mul_(inverse)
-        if inverse_gradient is not None:  # in second derivatives only
+        if inverse_gradient is not None:  # only for second derivatives
             through_inverse = -inverse_gradient * inverse.square() * direction
             result = through_inverse if result is None else result + through_inverse
         return None if result is None else result.to(direction.dtype)
@@ -94,14 +94,14 @@ class _Unit(torch.autograd.Function):
 class ExponentialMap(FeatureMap):
     """``phi_q(x_i) = D_i^(-1/2) g(q_i)``, ``phi_k(x_j) = D_j^(-1/2) g(k_j)``, ``D_i = <g(q_i), sum_j g(k_j)>``.
 
-    g are positive random features with ``E <g(q), g(k)> = exp(<q, k> / sqrt(P))`` up to a constant that
-    D takes out. With D^(-1/2) on both sides, as in Remark 4.1 of the paper, the kernel is the
-    symmetrically normalized ``D^(-1/2) exp(Q K') D^(-1/2)``, not the row-stochastic softmax.
+    g are positive random features with ``E <g(q), g(k)> = exp(<q, k> / sqrt(P))`` up to a constant, which D cancels.
+    With D^(-1/2) on both sides, as in Remark 4.1 of the paper, the kernel is the symmetrically normalized
+    ``D^(-1/2) exp(Q K') D^(-1/2)``, not the row-stochastic softmax.
 
     In a causal layer the sum in D runs over the prefix only.
 
-    Sums are taken of logarithms of features, so only a feature itself can leave the range of floating-point numbers:
-    it is held below ``exp(20)``.
+    Sums are computed from the logarithms of the features, so only a feature itself can overflow. Features are clamped
+    to at most ``exp(20)``.
     """
 
     pointwise = False
@@ -116,20 +116,20 @@ class ExponentialMap(FeatureMap):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the random features anew."""
+        """Draw new random features."""
         nn.init.normal_(self.directions)
 
     def forward(self, qk: Tensor, valid: Tensor | None) -> Tensor:
         log_g = self.log_features(qk)  # (B, L, 2, H, P)
         log_k = log_g[:, :, 1]  # (B, L, H, P)
-        if valid is not None:  # a number so small that its exponential is zero; infinity would spoil gradients
+        if valid is not None:  # so low that its exponential is zero; -inf would spoil gradients
             log_k = log_k.masked_fill(~valid[:, :, None, None], -1e30)
         log_key_sum = log_k.logcumsumexp(1) if self.causal else log_k.logsumexp(1, keepdim=True)
         phi = self.normalized(log_g, log_key_sum)
         return phi if valid is None else phi.masked_fill(~valid[:, :, None, None, None], 0.0)
 
     def log_features(self, z: Tensor) -> Tensor:
-        """``log g``, in float32 at least."""
+        """``log g``, in at least float32."""
         dtype = at_least_float32(z.dtype)
         with autocast_off(z.device):
             return feature_exponents(self.scale * z.to(dtype), self.directions.to(dtype))

@@ -1,4 +1,4 @@
-"""Flow-Attention (arXiv 2202.06258): attention as a flow that sources and sinks conserve.
+"""Flow-Attention (arXiv 2202.06258): attention as a flow that is conserved at sources and sinks.
 
 Axes: B batch, H heads, L tokens, P features per head, V value width.
 """
@@ -17,12 +17,14 @@ class FlowformerAttention(DualAttention):
 
     Flows, over n valid tokens: incoming ``I_i = <phi(q_i), sum_j phi(k_j)>``, outgoing
     ``O_j = <phi(k_j), sum_i phi(q_i)>``; conserved ``I'_i = <phi(q_i), sum_j phi(k_j) / O_j>``,
-    ``O'_j = <phi(k_j), sum_i phi(q_i) / I_i>``. The factor n is that of the published code.
+    ``O'_j = <phi(k_j), sum_i phi(q_i) / I_i>``. The factor n is from the published code.
 
-    Causal, as published: every sum over tokens, the one over values too, is a mean over the prefix (so that flows
-    stay comparable along the sequence), and the softmax is ``n_j exp(O'_j) / sum_{m <= j} exp(O'_m)``.
-    A softmax may not subtract a maximum from the future, so there O' is held below 10, as published; the published
-    bidirectional code holds it below 1, which a softmax that subtracts its maximum does not need.
+    Causal form, as published: every sum over tokens, including the one over values, is a mean over the prefix (so that
+    flows stay comparable along the sequence), and the softmax is ``n_j exp(O'_j) / sum_{m <= j} exp(O'_m)``. It cannot
+    subtract a maximum that includes future tokens, so O' is clamped to at most 10, as published.
+
+    Departure from the published code: its bidirectional form clamps O' to at most 1. The softmax used here subtracts
+    its maximum and does not need this.
     """
 
     exponent_limit = 10.0
@@ -45,7 +47,7 @@ class FlowformerAttention(DualAttention):
         outgoing = _flow(k, q.sum(2, keepdim=True))
         conserved_in = _flow(q, (k / outgoing).sum(2, keepdim=True))
         conserved_out = _flow(k, (q / incoming).sum(2, keepdim=True))
-        # The smallest number, not -inf, in padded slots: a sequence that is all padding has no other.
+        # The lowest finite number at padding, not -inf: with -inf, a sequence that is all padding would give NaN.
         competition = conserved_out.masked_fill(real == 0, torch.finfo(q.dtype).min).softmax(2) * real.sum(
             2, keepdim=True
         )
@@ -65,7 +67,7 @@ class FlowformerAttention(DualAttention):
 
 
 def _flow(features: Tensor, total: Tensor) -> Tensor:
-    """(B, H, L, 1), the capacity between each token and all others; 1 at padding, which has none."""
+    """(B, H, L, 1), the capacity between each token and all others; 1 at padding, whose capacity is zero."""
     return _positive((features * total).sum(-1, keepdim=True))
 
 

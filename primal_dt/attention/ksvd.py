@@ -1,6 +1,6 @@
-"""The KSVD objective J (paper, eq. 6 and 11), whose zero is necessary for a singular value decomposition.
+"""The KSVD objective J (paper, eq. 6 and 11). J = 0 is necessary for a singular value decomposition.
 
-Axes: B batch, L tokens, H heads, R rank; and an axis of 2, e first, r second.
+Axes: B batch, L tokens, H heads, R rank. An axis of size 2 holds e first, r second.
 """
 
 from typing import Any
@@ -16,17 +16,17 @@ __all__ = ["ksvd_objective"]
 def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | None) -> Tensor:
     """``J = 1/2 mean_i |Lambda^(1/2) e_i|^2 + 1/2 mean_j |Lambda^(1/2) r_j|^2 - Tr(W_e' W_r)``, mean over heads.
 
-    The means run over the valid tokens; a sequence without any has J = 0. The paper writes sums over
-    tokens, its experiments use means: they agree if Lambda is scaled by the number of tokens.
+    The means run over the valid tokens; a sequence without valid tokens has J = 0. The paper writes sums over tokens,
+    but its experiments use means. The two agree if Lambda is scaled by the number of tokens.
 
     Args:
         scores: (2, H, B, L, R), e and r.
         lam: (H, R), the diagonal of Lambda.
         trace: (H, B or 1), ``Tr(W_e' W_r)`` of the raw weights.
-        valid: (B, L), True = real; None if all are.
+        valid: (B, L), True = real; None if all tokens are real.
 
     Returns:
-        (B,), J of each sequence, in float32 at least.
+        (B,), J of each sequence, in at least float32.
     """
     dtype = at_least_float32(scores.dtype)
     if valid is not None:
@@ -39,14 +39,17 @@ def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | N
 
 
 def sum_of_squares(scores: Tensor) -> Tensor:
-    """(2, H, B, L, R) -> (H, B, R), over e and r and all tokens."""
+    """(2, H, B, L, R) -> (H, B, R), summed over e and r and all tokens."""
     if torch.compiler.is_compiling():
-        return scores.square().sum((0, 3))  # a compiler fuses the plain formula by itself
+        return scores.square().sum((0, 3))  # the compiler fuses the plain formula itself
     return _SumOfSquares.apply(scores)  # type: ignore[no-untyped-call]
 
 
 class _SumOfSquares(torch.autograd.Function):
-    """Makes its gradient in one pass; that of ``square`` and ``sum`` makes three arrays of the size of the scores."""
+    """Sum of squares whose gradient takes one pass.
+
+    The gradient of ``square`` and ``sum`` creates three arrays of the size of the scores.
+    """
 
     generate_vmap_rule = True
 

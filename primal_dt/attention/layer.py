@@ -1,4 +1,4 @@
-"""What every attention layer of this package shares: the call, the return type, the mask.
+"""Base classes of all attention layers: the call, the return type and the mask.
 
 Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H.
 """
@@ -15,27 +15,27 @@ from primal_dt.attention.dropout import Dropout
 __all__ = ["AttentionLayer", "AttentionOutput", "DualAttention", "Positions"]
 
 Positions = slice | Tensor | None
-"""Tokens whose outputs are wanted: a slice, a 1-D integer tensor of indices, or None for all."""
+"""Tokens to compute outputs for: a slice, a 1-D integer tensor of indices, or None for all tokens."""
 
 
 class AttentionOutput(NamedTuple):
-    """What every attention layer returns."""
+    """Output of every attention layer."""
 
     hidden: Tensor
-    """(B, M, D), the output at the chosen positions; zero where the token is padding."""
+    """(B, M, D), the output at the chosen positions; zero at padding."""
     objective: Tensor | None
-    """(B,), the KSVD objective J of each sequence. None unless it was asked for, and for kinds that have none."""
+    """(B,), the KSVD objective J of each sequence. None if it was not requested or if the kind has none."""
 
 
 class AttentionLayer(nn.Module, ABC):
-    """Self-attention: (B, L, D) -> (B, L, D), with one mask polarity, ``valid`` (B, L), True = real.
+    """Self-attention: (B, L, D) -> (B, L, D). All layers share one mask polarity: ``valid`` (B, L), True = real.
 
-    Padding is cleared on entry and on exit, so what stands in a padded slot, NaN included, reaches
-    nothing: no valid output, no objective, no gradient.
+    Padded slots are set to zero on entry and on exit. Their content, NaN included, never affects a valid output, the
+    objective or a gradient. (Exception: ``SoftmaxAttention(right_padded=True)``, which promises finite padding.)
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ()
-    """Attributes that ``repr`` shows besides those that all kinds have."""
+    """Attributes that ``repr`` shows in addition to those common to all kinds."""
 
     def __init__(self, *, width: int, num_heads: int, causal: bool, dropout: float, bias: bool) -> None:
         super().__init__()
@@ -58,13 +58,16 @@ class AttentionLayer(nn.Module, ABC):
         positions: Positions = None,
         with_objective: bool = False,
     ) -> AttentionOutput:
-        """Attend.
+        """Compute attention.
 
         Args:
-            x: (B, L, D).
-            valid: (B, L) bool, True for real tokens; None if all are.
-            positions: where to compute the output; the result equals computing all and selecting.
-            with_objective: return J as well, for kinds that have one.
+            x: (B, L, D), the input tokens.
+            valid: (B, L) bool, True for real tokens; None if all tokens are real.
+            positions: the M tokens to compute outputs for. The result equals computing all outputs and selecting.
+            with_objective: also return J, for kinds that have one.
+
+        Returns:
+            The output (B, M, D), and J (B,) or None.
         """
         x = self._clear_padding(x, valid, positions)
         heads, objective = self._attend(x, valid, positions, with_objective)
@@ -74,18 +77,21 @@ class AttentionLayer(nn.Module, ABC):
     def _attend(
         self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """From x (B, L, D), padding cleared: the heads (B, M, H, P) at the chosen positions, and J (B,) or None."""
+        """Compute the heads (B, M, H, P) at the chosen positions, and J (B,) or None.
+
+        x (B, L, D) has zeros in its padded slots.
+        """
 
     @abstractmethod
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, H, L, L), the matrix K of the dual form ``o_i = sum_j K_ij v_j``, for analysis.
 
-        Rows and columns of padding are zero. In a causal layer K is lower triangular, but for Primal-Attention, whose
-        K compares prefixes. Costs what a layer may avoid: O(L^2) memory.
+        Rows and columns of padding are zero. In a causal layer K is lower triangular, except in Primal-Attention, whose
+        K compares prefixes. Needs O(L^2) memory, even if the layer itself does not.
         """
 
     def reset_parameters(self) -> None:
-        """Draw all weights and random features anew."""
+        """Reinitialize all weights and random features."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
@@ -95,7 +101,7 @@ class AttentionLayer(nn.Module, ABC):
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
 
     def _clear_padding(self, x: Tensor, valid: Tensor | None, positions: Positions = None) -> Tensor:
-        """Check the arguments of a call and return ``x`` with zeros in its padded slots."""
+        """Check the arguments of a call; return ``x`` with zeros in its padded slots."""
         check_tensor("x", x)
         if x.dim() != 3 or x.shape[-1] != self.width or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
@@ -106,7 +112,7 @@ class AttentionLayer(nn.Module, ABC):
         return x.masked_fill(~valid[..., None], 0.0)
 
     def _emit(self, heads: Tensor, valid: Tensor | None) -> Tensor:
-        """(..., H, P), (...) -> (..., D): join the heads, project, drop, clear padding."""
+        """(..., H, P), (...) -> (..., D): join the heads, project, apply dropout, clear padding."""
         hidden: Tensor = self.dropout(self.output(heads.flatten(-2)))
         return hidden if valid is None else hidden.masked_fill(~valid[..., None], 0.0)
 
@@ -114,12 +120,12 @@ class AttentionLayer(nn.Module, ABC):
 class DualAttention(AttentionLayer):
     """Attention in its dual form: ``o_i = sum_j K(q_i, k_j) v_j`` for some kernel K, then a projection.
 
-    A subclass says how values mix, in :meth:`_mix`, which must be linear in the values; and whether its keys are a
-    projection of their own, with or without a bias, or the queries themselves.
+    A subclass implements :meth:`_mix`, which must be linear in the values. ``keys`` selects a key projection
+    (``biased`` if ``bias`` is set, or always ``unbiased``), or none (``shared``: the queries serve as keys).
     """
 
     mixes_in_half_precision = False
-    """Whether :meth:`_mix` keeps autocast's dtype. Sums over a long sequence need float32."""
+    """Whether :meth:`_mix` runs in autocast's dtype. Otherwise it runs in at least float32, as long sums need."""
 
     def __init__(
         self,
@@ -139,7 +145,10 @@ class DualAttention(AttentionLayer):
 
     @abstractmethod
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-        """q, k (B, H, L, P), v (B, H, L, V) -> (B, H, L, V). Any V: the values may be an identity matrix."""
+        """q, k (B, H, L, P), v (B, H, L, V) -> (B, H, L, V).
+
+        V is arbitrary: :meth:`kernel_matrix` passes an identity matrix as the values.
+        """
 
     def _attend(
         self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
@@ -152,7 +161,7 @@ class DualAttention(AttentionLayer):
         x = self._clear_padding(x, valid)
         B, L, _ = x.shape
         q, k = self._queries_and_keys(x)  # (B, H, L, P)
-        # The mix is linear in the values, so mixing the unit vectors spells out its matrix.
+        # _mix is linear in the values, so applying it to the identity matrix gives K.
         units = torch.eye(L, dtype=q.dtype, device=q.device).expand(B, self.num_heads, L, L)
         matrix = self._mix_precisely(q, k, units, valid)
         return matrix if valid is None else matrix.masked_fill(~valid[:, None, :, None], 0.0)
@@ -173,7 +182,7 @@ class DualAttention(AttentionLayer):
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Refuse what is no tensor of floating-point numbers."""
+    """Raise a TypeError unless ``x`` is a floating-point tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
     if not x.is_floating_point():
@@ -181,7 +190,7 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_mask(valid: object, shape: tuple[int, ...]) -> None:
-    """Refuse what is no mask of this shape."""
+    """Raise an error unless ``valid`` is a bool tensor of this shape."""
     if not isinstance(valid, Tensor):
         raise TypeError(f"valid must be a torch.Tensor, not {type(valid).__name__}")
     if valid.dtype != torch.bool or valid.shape != shape:
@@ -192,30 +201,33 @@ def check_mask(valid: object, shape: tuple[int, ...]) -> None:
 
 
 def check_positions(positions: object) -> None:
-    """Refuse what cannot choose tokens. Whether indices are in range is left to torch: no waiting for a GPU here."""
-    rule = "positions must be None, a slice that goes forward, or a 1-D int64 or int32 tensor"
+    """Raise an error unless ``positions`` can select tokens.
+
+    torch checks whether indices are in range; a check here would wait for the GPU.
+    """
+    rule = "positions must be None, a slice with a positive step, or a 1-D int64 or int32 tensor"
     if isinstance(positions, Tensor):
         if positions.dim() != 1 or positions.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{rule}, not {positions.dtype} of shape {tuple(positions.shape)}")
     elif isinstance(positions, slice):
         if positions.step is not None and positions.step < 1:
-            raise ValueError(f"{rule}, not one with step {positions.step}")
+            raise ValueError(f"{rule}, not a slice with step {positions.step}")
     elif positions is not None:
         raise TypeError(f"{rule}, not {type(positions).__name__}")
 
 
 def select(x: Tensor, positions: Positions) -> Tensor:
-    """(B, L, ...) -> (B, M, ...), the chosen tokens."""
+    """Select tokens: (B, L, ...) -> (B, M, ...)."""
     return x if positions is None else x[:, positions]
 
 
 def autocast_off(device: torch.device) -> AbstractContextManager[object]:
-    """A region where autocast, if it is on, leaves dtypes alone."""
+    """Context manager that disables autocast, on devices that have it."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for sums over a sequence: float32, or float64 if that is what came in."""
+    """The dtype for sums over a sequence: float32, or float64 if ``dtype`` is float64."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,6 +1,6 @@
-"""Kinds with an explicit feature map: ``o_i = phi(q_i)' sum_j phi(k_j) v_j' / phi(q_i)' sum_j phi(k_j)``.
+"""Attention with an explicit feature map: ``o_i = phi(q_i)' sum_j phi(k_j) v_j' / phi(q_i)' sum_j phi(k_j)``.
 
-The sum runs over the valid tokens, or over the prefix: O(L F V) either way.
+The sum runs over the valid tokens, in a causal layer over those of the prefix: O(L F V) in both cases.
 
 Axes: B batch, H heads, L tokens, D width, P = D / H, F features, V value width.
 """
@@ -22,10 +22,10 @@ __all__ = ["CosformerAttention", "FeatureAttention", "LinearAttention", "Perform
 
 
 class FeatureAttention(DualAttention):
-    """Attention through non-negative features; a subclass says which, in :meth:`_features`."""
+    """Base class of attention with nonnegative features, which a subclass computes in :meth:`_features`."""
 
     least_total = 1e-30
-    """Lower bound of the denominator; below it, the output fades to zero."""
+    """Lower bound of the denominator. The output fades to zero as the sum falls below it."""
 
     @abstractmethod
     def _features(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -53,20 +53,21 @@ class LinearAttention(FeatureAttention):
 
 
 def _elu_plus_one(z: Tensor) -> Tensor:
-    # Not F.elu(z) + 1, which has no digits left where z is far below zero. The scale of phi(q) cancels; they do not.
+    # Not F.elu(z) + 1, which loses all digits where z is far below zero. The scale of phi(q) cancels in the quotient;
+    # the lost digits do not.
     return torch.where(z > 0, z + 1, z.clamp(max=0).exp())
 
 
 class PerformerAttention(FeatureAttention):
     """FAVOR+ (arXiv 2009.14794): positive orthogonal random features whose products estimate ``exp(<q, k> / sqrt(P))``.
 
-    The features are drawn once, with the layer; the paper may redraw them during training. To stay in range, the
-    usual code subtracts a maximum over the keys from their exponents, which in a causal layer looks at the future;
-    here they are held between -40 and 40. Keys that reach the bound, with |k|^2 near 80 sqrt(P), are beyond what a
-    finite number of features can estimate.
+    The features are drawn once, when the layer is built; the paper may redraw them during training. To stay in range,
+    the usual code subtracts the maximum over the keys from their exponents, which in a causal layer looks at the
+    future. Here the exponents are clamped to [-40, 40]. Keys that reach the bound, with |k|^2 near 80 sqrt(P), are too
+    large to estimate with a finite number of features.
 
     Args:
-        num_features: F.
+        num_features: F, the number of random features.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("num_features",)
@@ -97,7 +98,8 @@ class PerformerAttention(FeatureAttention):
     def _features(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         scale = self.head_width**-0.25
         directions = self.directions.to(q.dtype)
-        # A factor on the features of one query cancels in its own quotient: no |q|^2, and their maximum is one.
+        # A common factor of the features of one query cancels in its quotient. So |q|^2 is omitted, and the largest
+        # feature is scaled to one.
         q_exponent = scale * q @ directions.T
         q_exponent = q_exponent - q_exponent.detach().amax(-1, keepdim=True)
         k_exponent = feature_exponents(scale * k, directions).clamp(-self.exponent_limit, self.exponent_limit)
@@ -107,14 +109,14 @@ class PerformerAttention(FeatureAttention):
 class CosformerAttention(FeatureAttention):
     """``K_ij ~ <relu(q_i), relu(k_j)> cos(pi / 2 * (i - j) / horizon)`` (arXiv 2202.08791).
 
-    ``cos(a - b) = cos a cos b + sin a sin b`` makes it a product of 2 P features. i and j count valid tokens.
+    With ``cos(a - b) = cos a cos b + sin a sin b``, this is a product of 2 P features. i and j count valid tokens only.
 
     Args:
-        horizon: the longest sequence, padding included; the paper takes the sequence length.
+        horizon: the maximum number of tokens in a sequence, padding included; the paper uses the sequence length.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("horizon",)
-    least_total = 1e-6  # a query or all keys may have no positive entry
+    least_total = 1e-6  # a query, or all keys, may have no positive entry
 
     def __init__(
         self,

@@ -15,13 +15,13 @@ __all__ = ["LinformerAttention"]
 
 
 class LinformerAttention(DualAttention):
-    """``o = softmax(q (E k)' / sqrt(P)) (F v)``, with E, F learned, one row per position. Bidirectional only.
+    """``o = softmax(q (E k)' / sqrt(P)) (F v)``, with E, F learned, one column per position. Bidirectional only.
 
-    The projections are shared by the heads. Positions count valid tokens.
+    The heads share the projections. Positions count valid tokens only.
 
     Args:
-        max_length: the longest sequence, padding included.
-        num_rows: what keys and values are projected to.
+        max_length: the maximum number of tokens in a sequence, padding included.
+        num_rows: the number of rows that keys and values are projected to.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("max_length", "num_rows")

@@ -1,4 +1,4 @@
-"""Nystromformer (arXiv 2102.03902): the Nystrom approximation of softmax attention, through landmarks.
+"""Nystromformer (arXiv 2102.03902): the Nystrom approximation of softmax attention with landmarks.
 
 Axes: B batch, H heads, L tokens, P per head, V value width, G landmarks.
 """
@@ -17,14 +17,16 @@ __all__ = ["NystromformerAttention"]
 class NystromformerAttention(DualAttention):
     """``K ~ softmax(q k_g') pinv(softmax(q_g k_g')) softmax(q_g k')``, scaled by 1 / sqrt(P). Bidirectional only.
 
-    Landmarks q_g, k_g are the means of G equal segments of the valid tokens. A sequence of at most G
-    tokens has each as a landmark. The pseudo-inverse is the paper's iteration, started for each matrix by itself
-    (the published code scales by a maximum over the batch, which ties sequences together). The published
-    convolution over the values is left out: it is not part of the approximation.
+    The landmarks q_g, k_g are the means of G equal segments of the valid tokens. In a sequence of at most G tokens,
+    each token is a landmark. The pseudo-inverse is computed by the paper's iteration.
+
+    Departures from the published code: the iteration is initialized for each matrix separately (the published code
+    scales by a maximum over the batch, which couples the sequences), and the convolution over the values is omitted,
+    since it is not part of the approximation.
 
     Args:
-        num_landmarks: G.
-        pinv_iterations: of the third-order iteration.
+        num_landmarks: G, the number of landmarks.
+        pinv_iterations: number of steps of the third-order iteration for the pseudo-inverse.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("num_landmarks", "pinv_iterations")
@@ -39,7 +41,7 @@ class NystromformerAttention(DualAttention):
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        # A bias on the keys shifts every row of scores as one, which the softmax does not see.
+        # A bias on the keys would add a constant to each row of scores, to which the softmax is invariant.
         super().__init__(width=width, num_heads=num_heads, causal=False, dropout=dropout, bias=bias, keys="unbiased")
         if num_landmarks < 1 or pinv_iterations < 1:
             raise ValueError(
@@ -58,7 +60,7 @@ class NystromformerAttention(DualAttention):
         return from_tokens @ (_pinv(between, self.pinv_iterations) @ ((to_tokens * used.mT) @ v))
 
     def _segments(self, q: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The matrix that averages each segment (B, 1, G, L), and which segments have a token (B, 1, 1, G)."""
+        """The matrix that averages each segment (B, 1, G, L), and which segments have tokens (B, 1, 1, G)."""
         count = valid_counts(q[:, 0], valid)[:, None]  # (B, 1)
         marks = count.clamp(max=self.num_landmarks)
         segment = valid_indices(q[:, 0], valid) * marks // count.clamp(min=1)  # (B, L)
@@ -80,7 +82,7 @@ def _masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _pinv(a: Tensor, iterations: int) -> Tensor:
-    """Moore-Penrose inverse of (..., G, G) by matrix products alone. Zero rows and columns stay zero."""
+    """Moore-Penrose inverse of (..., G, G), by matrix products only. Zero rows and columns stay zero."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     row, column = a.abs().sum(-1).amax(-1), a.abs().sum(-2).amax(-1)  # norms that bound the largest singular value
     z = a.mT / (row * column).clamp(min=torch.finfo(a.dtype).tiny)[..., None, None]

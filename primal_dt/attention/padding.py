@@ -1,4 +1,4 @@
-"""Where the valid tokens of a padded batch are. ``valid`` is (B, L), True = real, with padding anywhere.
+"""Positions of the valid tokens in a padded batch. ``valid`` is (B, L), True = real; padding may be anywhere.
 
 Axes: B batch, L tokens, M queries, N rows.
 """
@@ -12,16 +12,16 @@ __all__ = ["attention_mask", "spread_rows", "valid_counts", "valid_indices", "va
 
 
 def valid_counts(x: Tensor, valid: Tensor | None) -> Tensor:
-    """(B,), how many valid tokens each sequence of x (B, L, ...) has."""
+    """(B,), the number of valid tokens in each sequence of x (B, L, ...)."""
     if valid is None:
         return torch.full((x.shape[0],), x.shape[1], device=x.device)
     return valid.sum(1)
 
 
 def valid_indices(x: Tensor, valid: Tensor | None) -> Tensor:
-    """(B, L), the number that each valid token of x (B, L, ...) has among the valid tokens, from 0.
+    """(B, L), the index of each valid token of x (B, L, ...) among the valid tokens, from 0.
 
-    Positions counted so do not move when a sequence is padded. At padding: some index in range.
+    These indices do not change when a sequence is padded. Padding gets an arbitrary index in range.
     """
     if valid is None:
         return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
@@ -34,16 +34,16 @@ def valid_order(valid: Tensor) -> Tensor:
 
 
 def spread_rows(x: Tensor, valid: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Evenly spaced valid tokens of each sequence, from its first to its last.
+    """Choose evenly spaced valid tokens of each sequence, from its first to its last.
 
     Returns:
-        (B, N) positions with ``N = min(num_rows, L)``, and (B, N) bool, which of them are used: a sequence with
-        fewer than N valid tokens uses as many as it has.
+        Positions (B, N) with ``N = min(num_rows, L)``, and a bool mask (B, N) of those that are used: a sequence with
+        n < N valid tokens uses the first n.
     """
     count = valid_counts(x, valid)[:, None]  # (B, 1)
     row = torch.arange(min(num_rows, x.shape[1]), device=x.device)  # (N,)
     wanted = count.clamp(max=row.numel())  # (B, 1)
-    nth = row * (count - 1) // (wanted - 1).clamp(min=1)  # (B, N), the number of the token among the valid
+    nth = row * (count - 1) // (wanted - 1).clamp(min=1)  # (B, N), the index among the valid tokens
     used = row < wanted  # (B, N)
     if valid is None:
         return nth, used
@@ -52,10 +52,11 @@ def spread_rows(x: Tensor, valid: Tensor | None, num_rows: int) -> tuple[Tensor,
 
 
 def attention_mask(x: Tensor, valid: Tensor | None, positions: Positions, *, causal: bool) -> Tensor | None:
-    """(B or 1, 1, M or 1, L) bool, True where a query may look; None if everywhere.
+    """(B or 1, 1, M or 1, L) bool, True where a query may attend; None if everywhere.
 
-    Every query may look somewhere, since a softmax over nothing is NaN: in a causal layer at itself, else,
-    in a sequence that is all padding, everywhere. Such queries are padding and their outputs are cleared.
+    Every query may attend to some token, since a softmax over nothing is NaN. In a causal layer, padding may attend to
+    itself. In a bidirectional layer, a sequence that is all padding may attend everywhere. The outputs of such queries
+    are cleared, since they are padding.
     """
     if not causal:
         if valid is None:

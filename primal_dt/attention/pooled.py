@@ -1,4 +1,4 @@
-"""Attention-SH (ICLR 2023): each head attends to its own down-sampled keys and values.
+"""Attention-SH (ICLR 2023): each head attends to keys and values downsampled by its own stride.
 
 Axes: B batch, H heads (here: those of one stride), L tokens, P per head, V value width, G pooling windows.
 """
@@ -19,11 +19,11 @@ __all__ = ["ScaledHeadAttention"]
 class ScaledHeadAttention(DualAttention):
     """``K = softmax(q pool_s(k)' / sqrt(P))`` on ``pool_s(v)``, with s the stride of the head.
 
-    ``pool_s`` averages each run of s valid tokens (the last run may be shorter). In the causal layer
-    a token sees the runs that ended before it, and itself; with stride 1 that is canonical causal attention.
+    ``pool_s`` averages each run of s valid tokens (the last run may be shorter). In the causal layer a token attends to
+    the runs that ended before it, and to itself; with stride 1 this is canonical causal attention.
 
     Args:
-        strides: of the heads, in turn; repeated if there are more heads.
+        strides: strides of the heads, in order; repeated if there are more heads.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("strides",)
@@ -38,17 +38,17 @@ class ScaledHeadAttention(DualAttention):
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        # A bias on the keys shifts every row of scores as one, which the softmax does not see.
+        # A bias on the keys would add a constant to each row of scores, to which the softmax is invariant.
         super().__init__(width=width, num_heads=num_heads, causal=causal, dropout=dropout, bias=bias, keys="unbiased")
         if not strides or not all(isinstance(stride, int) and stride >= 1 for stride in strides):
-            raise ValueError(f"strides ({tuple(strides)}) must be one or more whole numbers, each at least 1")
+            raise ValueError(f"strides ({tuple(strides)}) must be one or more integers, each at least 1")
         self.strides = tuple(strides[head % len(strides)] for head in range(num_heads))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         mixed: list[Tensor] = [q] * self.num_heads
         for stride in sorted(set(self.strides)):
             heads = [head for head, s in enumerate(self.strides) if s == stride]
-            # Slices, not q[:, heads]: a list of indices would be copied to the device at every call.
+            # Slices, not q[:, heads], which would copy the list of indices to the device at every call.
             own_q, own_k, own_v = (torch.stack([z[:, head] for head in heads], 1) for z in (q, k, v))
             group = self._mix_pooled(own_q, own_k, own_v, valid, stride)
             for head, tensor in zip(heads, group.unbind(1), strict=True):
@@ -76,7 +76,7 @@ def _pool(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
     if valid is None:
         counts = x.new_ones(1, L)
     else:
-        order = valid_order(valid)  # (B, L), valid tokens to the front
+        order = valid_order(valid)  # (B, L), valid tokens first
         counts = valid.gather(1, order).to(x.dtype)  # (B, L)
         x = x.take_along_dim(order[:, None, :, None], 2) * counts[:, None, :, None]
     runs = -(-L // stride)

@@ -1,7 +1,7 @@
 """Primal-Attention: self-attention in the primal form of an asymmetric kernel SVD (arXiv 2305.19798).
 
-Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, R rank, N rows of data-dependent
-weights; and an axis of 2: queries and keys, phi_q and phi_k, e and r go side by side through the same products.
+Axes: B batch, L tokens, M chosen tokens, H heads, D width, P = D / H, R rank, N rows of data-dependent weights. An axis
+of size 2 holds queries and keys, phi_q and phi_k, or e and r, so that both go through the same product.
 """
 
 from typing import ClassVar, Literal, NamedTuple
@@ -24,44 +24,45 @@ class _Weights(NamedTuple):
     projections: Tensor
     """W_{e|X} and W_{r|X}: (2, H, P, R), or (2, B, H, P, R) if they depend on the data."""
     used: Tensor | None
-    """(B, N), which rows of the parameters took part; None if they do not depend on the data."""
+    """(B, N) bool, which rows of the parameters are used; None if the weights do not depend on the data."""
 
 
 class PrimalAttention(AttentionLayer):
     """``o_i = W_o [e(x_i); r(x_i)]``, ``e(x) = W_{e|X}' phi_q(x)``, ``r(x) = W_{r|X}' phi_k(x)``.
 
-    e and r are the projection scores of the kernel SVD of ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``,
-    on its left and right singular vectors. There is no value projection and no L x L matrix: O(L P R)
-    time and O(L P) memory. The pair is mapped to P by one linear map that the heads share, the heads
-    are joined, then projected.
+    e and r are the projection scores of the kernel SVD (KSVD) of ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>`` on its
+    left and right singular vectors. There is no value projection and no L x L matrix: O(L P R) time and O(L P) memory.
+    One linear map, shared by the heads, maps the pair ``[e; r]`` to width P. The heads are then joined and projected.
 
-    ``J``, asked for with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2): add
-    ``eta * J.square().mean()`` to a loss to pursue one. (Lambda is learned through J alone. If J stays out of
-    the loss, ``layer.lam.requires_grad_(False)`` says so to DistributedDataParallel.)
+    ``J``, returned with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2). To train towards one, add
+    ``eta * J.square().mean()`` to the loss. Lambda is learned through J alone. If J is not in the loss, call
+    ``layer.lam.requires_grad_(False)`` so that DistributedDataParallel does not wait for its gradient.
 
-    Tokens learn of each other through ``W_{e|X} = X'^T W_e`` with X' some rows of the sequence itself: data-dependent
-    weights, the default, as in the paper's bidirectional experiments. With data-independent weights and the cosine
-    map an output depends on its own token alone. (In :class:`CausalPrimalAttention` prefix means bring the past in.)
+    Tokens interact through data-dependent weights ``W_{e|X} = X'^T W_e``, where X' holds some rows of the sequence
+    itself. They are the default, as in the paper's bidirectional experiments. With data-independent weights and the
+    cosine map, an output depends on its own token alone. (In :class:`CausalPrimalAttention`, tokens interact through
+    prefix means.)
 
-    Choices where the paper leaves one, or where its published code differs from it:
+    Choices that the paper leaves open, or where its published code differs from the paper:
 
-    * Lambda is ``|lam|`` with slope one at zero: not negative, and no point where its gradient vanishes.
-      (The published code learns the root of Lambda, which cannot leave zero.)
-    * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (rows, if there are fewer), as
-      singular vectors have. (``orthogonal_`` on the 3-D tensor, as published, orthogonalizes the heads.)
-    * Data-dependent weights take evenly spaced rows of the *valid* part of each sequence.
+    * Lambda is ``|lam|`` with slope one at zero: it is nonnegative, and its gradient vanishes nowhere.
+      (The published code learns the square root of Lambda, which cannot leave zero.)
+    * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (orthonormal rows, if there are fewer
+      rows than columns), like singular vectors. (The published code applies ``orthogonal_`` to the 3-D tensor, which
+      orthogonalizes the heads.)
+    * Data-dependent weights use evenly spaced rows of the *valid* part of each sequence.
 
     Args:
-        width: D, of the input and the output.
-        num_heads: H; divides the width.
+        width: D, the width of the input and the output.
+        num_heads: H; must divide the width.
         rank: R, the number of projection directions. The theory covers R <= min(L, P).
         feature_map: ``cosine``, or ``exponential`` (positive random features, symmetrically normalized).
-        data_dependent: ``f(X) = X'``, N rows of the head's slice of the input; else ``f(X) = I``.
-        rank_multi: with data-dependent weights, ``N = rank * rank_multi``. A sequence with fewer tokens uses the first
-            rows of the weights, as many as it has.
+        data_dependent: use ``f(X) = X'``, N rows of the head's slice of the input; otherwise ``f(X) = I``.
+        rank_multi: with data-dependent weights, ``N = rank * rank_multi``. A sequence with n < N tokens uses the first
+            n rows of the weights.
         max_rows: with data-dependent weights, an upper limit on N, such as the length of your longest sequence.
-        dropout: after the output projection.
-        bias: in all linear maps.
+        dropout: dropout probability after the output projection.
+        bias: whether the linear maps have biases.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("rank", "data_dependent", "num_rows")
@@ -108,12 +109,12 @@ class PrimalAttention(AttentionLayer):
         for head in (*self.e_weight.unbind(), *self.r_weight.unbind()):
             nn.init.orthogonal_(head)
         with torch.no_grad():
-            # The square of U[0, 1), where the published code starts.
+            # The square of U[0, 1), as the published code initializes Lambda.
             self.lam.uniform_().square_()
 
     @property
     def lambda_(self) -> Tensor:
-        """(H, R), the diagonal of Lambda. ``torch.abs`` would have no slope at zero; this has one."""
+        """(H, R), the diagonal of Lambda. At zero its gradient is one; that of ``torch.abs`` is zero."""
         return torch.where(self.lam < 0, -self.lam, self.lam)
 
     def _attend(
@@ -122,8 +123,8 @@ class PrimalAttention(AttentionLayer):
         context = self._context(x, valid)  # (B, L, D)
         weights = self._weights(x, valid)
 
-        # J needs the scores of all tokens, a normalized map the features of all; otherwise only chosen
-        # tokens are computed from here on.
+        # J needs the scores of all tokens, and a normalized map needs the features of all tokens. Otherwise only the
+        # chosen tokens are computed from here on.
         if with_objective:
             scores = self._scores(self._features(context, valid), weights)  # (2, H, B, L, R)
             objective = ksvd_objective(scores, self.lambda_, self._trace(weights.used), valid)
@@ -139,7 +140,7 @@ class PrimalAttention(AttentionLayer):
         return self._merge(scores), objective
 
     def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """(B, H, L, L), ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``, the matrix whose SVD the layer pursues."""
+        """(B, H, L, L), ``K_ij = <f(X) phi_q(x_i), f(X) phi_k(x_j)>``, the matrix whose SVD the layer targets."""
         x = self._clear_padding(x, valid)
         phi = self._features(self._context(x, valid), valid)  # (B, L, 2, H, P)
         if self.data_dependent:
@@ -159,7 +160,7 @@ class PrimalAttention(AttentionLayer):
         raise ValueError(f"feature_map must be 'cosine' or 'exponential', not {name!r}")
 
     def _context(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """(B, L, D), what queries and keys are projected from: here the tokens themselves."""
+        """(B, L, D), the input of the query and key projections: here the tokens themselves."""
         return x
 
     def _queries_and_keys(self, context: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ class PrimalAttention(AttentionLayer):
         return _Weights(torch.einsum("bnhp,shnr->sbhpr", rows, parameters[:, :, :n].to(rows.dtype)), used)
 
     def _trace(self, used: Tensor | None) -> Tensor:
-        """Tr(W_e' W_r), (H, B or 1), of the raw parameters: with W_{e|X} in it Lemma 4.2 would not hold."""
+        """Tr(W_e' W_r), (H, B or 1), of the raw parameters: with W_{e|X} instead, Lemma 4.2 would not hold."""
         dtype = at_least_float32(self.e_weight.dtype)  # J is a small difference of large numbers
         by_row = (self.e_weight.to(dtype) * self.r_weight.to(dtype)).sum(-1)  # (H, P) or (H, N)
         if used is None:
@@ -187,24 +188,24 @@ class PrimalAttention(AttentionLayer):
         return (by_row[:, None, : used.shape[1]] * used).sum(-1)
 
     def _rows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """X' (B, N, H, P), evenly spaced tokens of each sequence, zero past its last; and which are used (B, N)."""
+        """X' (B, N, H, P), evenly spaced tokens of each sequence, zero in unused rows; and the used rows (B, N)."""
         index, used = spread_rows(x, valid, self.num_rows)  # (B, N), (B, N)
         rows = x.take_along_dim(index[..., None], 1).masked_fill(~used[..., None], 0.0)  # (B, N, D)
         return rows.unflatten(-1, (self.num_heads, self.head_width)), used
 
     def _scores(self, phi: Tensor, weights: _Weights) -> Tensor:
-        """phi_q, phi_k (B, M, 2, H, P) -> e, r as (2, H, B, M, R), the order in which the product leaves them."""
+        """phi_q, phi_k (B, M, 2, H, P) -> e, r as (2, H, B, M, R), the axis order that the product produces."""
         equation = "bmshp,sbhpr->shbmr" if self.data_dependent else "bmshp,shpr->shbmr"
         return torch.einsum(equation, phi, weights.projections.to(phi.dtype))
 
     def _merge(self, scores: Tensor) -> Tensor:
-        """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without joining the two first.
+        """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without concatenating e and r.
 
-        The linear map is applied in two halves, so a hook on ``merge`` does not fire.
+        The linear map is applied in two halves, so hooks on ``merge`` do not fire.
         """
         _, H, B, M, _ = scores.shape
         e, r = scores.to(self.merge.weight.dtype).flatten(1, 3).unbind()  # (H B M, R) each
         e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
         merged = F.linear(e, e_map, self.merge.bias)  # (H B M, P)
-        merged = merged.addmm_(r.to(merged.dtype), r_map.T.to(merged.dtype))  # in place, or addmm copies it first
+        merged = merged.addmm_(r.to(merged.dtype), r_map.T.to(merged.dtype))  # in place: addmm would copy merged first
         return merged.unflatten(0, (H, B, M)).permute(1, 2, 0, 3)

@@ -2,7 +2,7 @@
 
 Shared by Performer (FAVOR+, arXiv 2009.14794) and by the exponential map of Primal-Attention.
 
-Axes: F features, P the width that they are features of.
+Axes: F features, P input width.
 """
 
 import torch
@@ -18,11 +18,14 @@ def feature_exponents(z: Tensor, directions: Tensor) -> Tensor:
 
 @torch.no_grad()
 def orthogonal_directions_(directions: Tensor) -> Tensor:
-    """Fill (F, P) with rows that are N(0, I) each, and orthogonal within each block of P: less variance, no bias."""
+    """Fill (F, P) with rows that are each N(0, I), and orthogonal within each block of P rows.
+
+    Orthogonal rows reduce the variance of the features' products and add no bias.
+    """
     F, P = directions.shape
     for start in range(0, F, P):
         rotation, triangle = torch.linalg.qr(torch.randn(P, P, dtype=directions.dtype, device=directions.device))
-        rotation = rotation * triangle.diagonal().sign()  # without these signs the rotation is not uniform
+        rotation = rotation * triangle.diagonal().sign()  # makes the rotation uniformly distributed
         directions[start : start + P] = rotation.T[: F - start]
     lengths = torch.randn_like(directions).norm(dim=-1, keepdim=True)
     return directions.mul_(lengths)

@@ -1,4 +1,4 @@
-"""Reformer (arXiv 2001.04451): attention among tokens that a locality-sensitive hash puts close together.
+"""Reformer (arXiv 2001.04451): attention among tokens that a locality-sensitive hash groups.
 
 Axes: B batch, H heads, L tokens, P per head, V value width, T hash rounds, G chunks, C tokens per chunk.
 """
@@ -18,27 +18,30 @@ __all__ = ["ReformerAttention"]
 class ReformerAttention(DualAttention):
     """``K_ij = softmax_j(<q_i, k_j> / sqrt(P))`` over the j near i in some round, with ``k_j = q_j / |q_j|``.
 
-    In each round the tokens are sorted by bucket (``argmax [x R; -x R]``, R a random rotation) and
-    then by position, and cut into chunks; "near" means in the same chunk or in the one before, whatever the bucket, as
-    in the batched form of the paper. Rounds
-    are joined exactly: a pair that meets in n rounds counts once. A token attends to itself only
-    if it has nobody else.
+    In each round the tokens are sorted by the bucket of their query x (``argmax [x R; -x R]``, R a random rotation),
+    then by position, and cut into chunks. "Near" means in the same chunk or in the one before, regardless of the
+    bucket, as in the paper's batched form. Rounds are combined exactly: a pair that is near in n rounds counts once. A
+    token attends to itself only if it can attend to no other token.
 
-    Departures from the published code: the rotations are drawn once, with the layer; the first chunk has none
-    before it (there, the last, which would be padding here); the number of buckets is an argument and does not
-    follow the length, so padding cannot change it.
+    Departures from the published code:
 
-    In the causal layer a token reads only its past, but which part of its past is near depends on the sorting, and
-    so on all tokens: who shares a chunk with whom is what the future can leak. The paper's model has the same leak.
+    * The rotations are drawn once, when the layer is built.
+    * The first chunk has no chunk before it. (In the published code, the last chunk comes before the first; here the
+      last chunk would be padding.)
+    * The number of buckets is an argument and does not depend on the sequence length, so padding cannot change it.
+
+    In the causal layer a token attends only to its past. But which past tokens are near depends on the sorting, and so
+    on all tokens: the future can leak through which tokens share a chunk. The paper's model has the same leak.
 
     Args:
-        num_buckets: even.
-        num_rounds: T.
-        chunk_size: C.
+        num_buckets: the number of hash buckets; must be even.
+        num_rounds: T, the number of hash rounds.
+        chunk_size: C, the number of tokens in a chunk.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("num_buckets", "num_rounds", "chunk_size")
     own_penalty = 1e5
+    """Negative of the score of a token with itself."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class ReformerAttention(DualAttention):
         nn.init.normal_(self.rotations)
 
     def sort_tokens(self, q: Tensor, valid: Tensor | None) -> Tensor:
-        """(B, H, T, L), the tokens in the order of each round: by bucket, then by position, padding last."""
+        """(B, H, T, L), the tokens sorted for each round: by bucket, then by position, padding last."""
         turned = torch.einsum("bhlp,htpn->bhtln", q.detach(), self.rotations.to(q.dtype))
         bucket = torch.cat((turned, -turned), -1).argmax(-1)  # (B, H, T, L)
         if valid is not None:
@@ -104,17 +107,17 @@ def attend_in_chunks(
     causal: bool,
     own_penalty: float,
 ) -> Tensor:
-    """Attention within the chunks of T orders of the tokens, joined. Linear in L for a fixed chunk size.
+    """Attention within chunks, for T orders of the tokens, combined. Linear in L for a fixed chunk size.
 
     Args:
         q: (B, H, L, P).
         k: (B, H, L, P).
         v: (B, H, L, V).
-        order: (B, H, T, L), the token in each place of each round; padding in the last places.
-        valid: (B, L), True = real.
+        order: (B, H, T, L), the token at each place of each round; padding is in the last places.
+        valid: (B, L), True = real; None if all tokens are real.
         chunk_size: C.
-        causal: whether a token sees only itself and what comes before it.
-        own_penalty: minus the score of a token with itself.
+        causal: whether a token attends only to itself and earlier tokens.
+        own_penalty: negative of the score of a token with itself.
 
     Returns:
         (B, H, L, V).
@@ -122,10 +125,10 @@ def attend_in_chunks(
     B, H, T, L = order.shape
     C = min(chunk_size, L)
     G = -(-L // C)
-    place = order.argsort(-1)  # (B, H, T, L), where each token went
+    place = order.argsort(-1)  # (B, H, T, L), the place of each token
     chunk_of = (place // C).to(torch.int32)  # (B, H, T, L)
 
-    # The last chunk is filled up with copies of token 0 that are marked as no tokens.
+    # The last chunk is filled up with copies of token 0, which are masked out.
     padded = F.pad(order, (0, G * C - L))  # (B, H, T, G C)
     real = torch.arange(G * C, device=q.device) < L  # (G C,)
     if valid is not None:
@@ -147,7 +150,7 @@ def attend_in_chunks(
     scores = sort(q) @ _with_chunk_before(sort(k)).mT * q.shape[-1] ** -0.5  # (B, H, T, G, C, 2 C)
     scores = scores - _meetings(chunk_of, sort).to(q.dtype).log()
     scores = scores.masked_fill(~allowed, torch.finfo(q.dtype).min)
-    scores = scores.masked_fill(own, -own_penalty)  # nobody else: itself, even for padding
+    scores = scores.masked_fill(own, -own_penalty)  # the fallback if no other key is allowed, also for padding
     total = scores.logsumexp(-1, keepdim=True)  # (B, H, T, G, C, 1)
     mixed = (scores - total).exp() @ _with_chunk_before(sort(v))  # (B, H, T, G, C, V)
 
@@ -155,19 +158,19 @@ def attend_in_chunks(
         """(B, H, T, G, C, .) -> (B, H, T, L, .)."""
         return t.flatten(3, 4).gather(3, place[..., None].expand(B, H, T, L, t.shape[-1]))
 
-    share = unsort(total).softmax(2)  # (B, H, T, L, 1), of each round
+    share = unsort(total).softmax(2)  # (B, H, T, L, 1), the weight of each round
     return (share * unsort(mixed)).sum(2)
 
 
 def _with_chunk_before(t: Tensor) -> Tensor:
-    """(B, H, T, G, C, .) -> (B, H, T, G, 2 C, .): the chunk before each, then the chunk. Before the first: zeros."""
+    """Prepend the previous chunk, or zeros for the first chunk: (B, H, T, G, C, .) -> (B, H, T, G, 2 C, .)."""
     before = F.pad(t[:, :, :, :-1], (0, 0, 0, 0, 1, 0))
     return torch.cat((before, t), -2)
 
 
 def _meetings(chunk_of: Tensor, sort: Callable[[Tensor], Tensor]) -> Tensor:
-    """(B, H, T, G, C, 2 C), in how many rounds a key's chunk is the query's or the one before it; at least 1."""
-    chunks = sort(chunk_of.mT)  # (B, H, T, G, C, T), of each sorted token in every round
+    """(B, H, T, G, C, 2 C), the number of rounds in which a key is near the query; at least 1."""
+    chunks = sort(chunk_of.mT)  # (B, H, T, G, C, T), the chunk of each sorted token in every round
     key_chunks = _with_chunk_before(chunks)  # (B, H, T, G, 2 C, T)
     meetings = torch.zeros((), dtype=torch.uint8, device=chunk_of.device)
     for query_chunk, key_chunk in zip(chunks.unbind(-1), key_chunks.unbind(-1), strict=True):

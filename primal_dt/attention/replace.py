@@ -1,4 +1,4 @@
-"""Primal-Attention, or another kind, inside models of others.
+"""Replace the attention layers of existing models by Primal-Attention or another kind.
 
 Axes: B batch, L tokens, D width.
 """
@@ -15,40 +15,45 @@ from primal_dt.attention.layer import AttentionLayer
 __all__ = ["KsvdPenalty", "replace_attention"]
 
 HUGGING_FACE = {"ViTLayer": "attention", "DeiTLayer": "attention", "BertLayer": "attention.self"}
-"""Class of a Transformer layer -> where its self-attention is."""
+"""Class of a Transformer layer -> path of its self-attention."""
 OUTPUT_PROJECTIONS = {"BertLayer": "attention.output.dense"}
-"""Class of a layer -> its output projection, if that is outside its self-attention. Ours have one of their own."""
+"""Class of a layer -> path of an output projection outside its self-attention. It is removed: our layers have one."""
 
 
 class KsvdPenalty:
-    """``penalty()`` is ``sum_l mean(J_l^2)`` of the last forward pass in training mode: ``loss + eta * penalty()``."""
+    """``penalty()`` returns ``sum_l mean(J_l^2)`` of the last forward pass in training mode.
+
+    Add it to the loss: ``loss + eta * penalty()``.
+    """
 
     def __init__(self, layers: "dict[str, _Replacement]") -> None:
         self._layers = layers
 
     @classmethod
     def of(cls, model: nn.Module) -> "KsvdPenalty":
-        """The penalty of all layers that were replaced in a model, for one that is a copy or was replaced in steps."""
+        """The penalty of all replaced layers of a model, for a copied model or one replaced in several calls."""
         parts = {name: _replacement_in(layer) for name, layer in _layers_of(model).items()}
         return cls({name: part for name, part in parts.items() if part is not None})
 
     @property
     def layers(self) -> dict[str, AttentionLayer]:
-        """Where in the model -> the new layer."""
+        """Path of the Transformer layer in the model -> its new attention layer."""
         return {name: replacement.layer for name, replacement in self._layers.items()}
 
     def __call__(self) -> Tensor:
-        """Read it once for each forward pass; with kinds that have no J it is zero.
+        """Return the penalty of the last forward pass. Call it once per pass; it is zero for kinds without J.
 
         Raises:
-            RuntimeError: if there was no forward pass in training mode, with gradients, since the last time. (With
-                activation checkpointing it takes ``use_reentrant=False``: the older way has its first pass without.)
+            RuntimeError: if no forward pass in training mode, with gradients, ran since the last call, or if no layer
+                was replaced. (Activation checkpointing needs ``use_reentrant=False``: the reentrant variant runs its
+                first pass without gradients.)
         """
         if not self._layers:
             raise RuntimeError("no layer was replaced: there is nothing to penalize")
         if not all(replacement.passed for replacement in self._layers.values()):
             raise RuntimeError(
-                "there was no forward pass in training mode, with gradients, since the penalty was last read"
+                "no forward pass in training mode, with gradients, since the last call of the penalty: "
+                "call it once after each forward pass"
             )
         total = next(iter(self.layers.values())).output.weight.new_zeros(())
         for replacement in self._layers.values():
@@ -59,7 +64,7 @@ class KsvdPenalty:
 
 
 class _Replacement(nn.Module):
-    """A layer of ours that is called as another's, and keeps J of its last call for the penalty."""
+    """Adapter that gives our layer another library's interface. Stores J of the last call for the penalty."""
 
     def __init__(self, layer: AttentionLayer) -> None:
         super().__init__()
@@ -75,14 +80,14 @@ class _Replacement(nn.Module):
         return hidden
 
     def __getstate__(self) -> dict[str, Any]:
-        # What a copy or a file takes along: J hangs on the graph of a pass, which cannot be copied.
+        # J belongs to the autograd graph of a pass, which cannot be copied or saved.
         return {**self.__dict__, "objective": None, "passed": False}
 
 
 class _ForTorch(_Replacement):
-    """In the place of ``nn.MultiheadAttention`` in a ``nn.TransformerEncoderLayer``."""
+    """Replaces ``nn.MultiheadAttention`` in an ``nn.TransformerEncoderLayer``."""
 
-    in_proj_bias = None  # so that torch does not go past it, straight to its own kernels
+    in_proj_bias = None  # disables torch's fast path, which would bypass this layer
 
     def __init__(self, layer: AttentionLayer, *, batch_first: bool) -> None:
         super().__init__(layer)
@@ -100,14 +105,14 @@ class _ForTorch(_Replacement):
         is_causal: bool = False,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """Attend; there is no matrix of weights to return."""
+        """Compute attention; returns None in place of the attention weights."""
         if key is not query or value is not query:
-            raise ValueError("only self-attention was replaced: query, key and value must be one tensor")
+            raise ValueError("query, key and value must be the same tensor: the layer supports self-attention only")
         if query.dim() != 3:
-            raise ValueError(f"a batch of sequences is wanted, with three axes, not one of shape {tuple(query.shape)}")
+            raise ValueError(f"query must have 3 axes, a batch of sequences, not shape {tuple(query.shape)}")
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "the layer is bidirectional: it takes src_key_padding_mask, and no mask of pairs of tokens"
+                "attn_mask and is_causal are not supported: the layer is bidirectional, use src_key_padding_mask"
             )
         x = query if self.batch_first else query.transpose(0, 1)
         hidden = self.attend(x, _valid_from_padding(key_padding_mask))
@@ -115,36 +120,45 @@ class _ForTorch(_Replacement):
 
 
 class _ForHuggingFace(_Replacement):
-    """In the place of the self-attention of a layer of Hugging Face transformers."""
+    """Replaces the self-attention of a Hugging Face transformers layer."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> tuple[Tensor, None]:
-        """Attend; there is no matrix of weights to return."""
+        """Compute attention; returns None in place of the attention weights."""
         if others.get("encoder_hidden_states") is not None or others.get("past_key_values") is not None:
-            raise ValueError("only self-attention over a whole sequence was replaced")
+            raise ValueError(
+                "encoder_hidden_states and past_key_values are not supported: "
+                "the layer supports self-attention over a whole sequence only"
+            )
         return self.attend(hidden_states, _valid_from_attention_mask(attention_mask, hidden_states)), None
 
 
 def _valid_from_padding(mask: Tensor | None) -> Tensor | None:
-    """From torch's mask, True or minus infinity at padding."""
+    """Convert torch's mask, which is True or minus infinity at padding, to ``valid`` (B, L)."""
     if mask is None:
         return None
     return ~mask if mask.dtype == torch.bool else mask == 0
 
 
 def _valid_from_attention_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """From Hugging Face's: (B, L), 1 at tokens; or (B, 1, L or 1, L), alike for all queries, bool or 0 at tokens."""
+    """Convert Hugging Face's mask to ``valid`` (B, L).
+
+    The mask is (B, L), 1 at tokens; or (B, 1, L or 1, L), the same for all queries, True (bool) or 0 (float) at tokens.
+    """
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
-        raise ValueError(f"an attention_mask of tokens is wanted, not {type(mask).__name__}")
+        raise ValueError(f"attention_mask must be a tensor with 2 or 4 axes, not {type(mask).__name__}")
     if mask.dim() == 2:
         return mask.bool().expand(x.shape[:2])
-    # What was expanded from one query is alike for all; otherwise one has to look, which waits for the device.
+    # A mask expanded from one query (stride 0) is the same for all. Otherwise compare, which waits for the device.
     differs = mask.shape[2] > 1 and mask.stride(2) != 0 and bool((mask != mask[:, :, :1]).any())
     if mask.shape[1] > 1 or differs:
-        raise ValueError("the layer is bidirectional: it takes an attention_mask of tokens, and none of pairs of them")
+        raise ValueError(
+            "attention_mask must be the same for all queries and heads: "
+            "the layer is bidirectional and cannot mask pairs of tokens"
+        )
     may_look = mask[:, 0, 0]
     return (may_look if mask.dtype == torch.bool else may_look == 0).expand(x.shape[:2])
 
@@ -152,38 +166,40 @@ def _valid_from_attention_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
 def replace_attention(
     model: nn.Module, layers: Iterable[int] = (-1,), *, kind: str = "primal", **options: Any
 ) -> KsvdPenalty:
-    """Put new attention layers into a model, in place. Their weights are new; all others stay.
+    """Replace attention layers of a model, in place. The new layers have new weights; all other weights stay.
 
-    For ``nn.TransformerEncoder``, and for ViT, DeiT and BERT encoders of Hugging Face transformers, alone or within a
-    larger model. With the defaults and ``layers=[-1]`` this is Primal.+ of the paper; with all layers, PrimalFormer.
+    Supports ``nn.TransformerEncoder`` and the ViT, DeiT and BERT encoders of Hugging Face transformers, alone or inside
+    a larger model. With the defaults and ``layers=[-1]`` this is Primal.+ of the paper; with all layers, PrimalFormer.
 
     Args:
-        model: is changed.
-        layers: which Transformer layers, counted from the first; negative from the last.
-        kind: as for :func:`build_attention`, bidirectional.
-        options: of the kind, such as ``rank=32, rank_multi=10``.
+        model: the model, changed in place.
+        layers: indices of the Transformer layers, counted from the first; negative indices count from the last.
+        kind: attention kind, as for :func:`build_attention`. The new layers are bidirectional.
+        options: options of the kind, such as ``rank=32, rank_multi=10``.
 
     Returns:
-        The penalty: ``loss = loss + eta * penalty()`` after a forward pass in training mode.
+        The penalty. After a forward pass in training mode, add it to the loss: ``loss = loss + eta * penalty()``.
     """
     found = _layers_of(model)
     if fixed := {"width", "num_heads", "causal"} & options.keys():
-        raise ValueError(f"{', '.join(sorted(fixed))} cannot be chosen: the model says what it is")
+        raise ValueError(
+            f"{', '.join(sorted(fixed))} cannot be set: the model determines width and num_heads, and causal is False"
+        )
     if not found:
         known = ", ".join(["nn.TransformerEncoderLayer", *HUGGING_FACE])
-        raise TypeError(f"{type(model).__name__} has no Transformer layer of a known kind: {known}")
+        raise TypeError(f"{type(model).__name__} has no Transformer layer of a supported class: {known}")
     chosen = _choose(list(found), layers)
     if again := [name for name in chosen if _replacement_in(found[name]) is not None]:
-        raise ValueError(f"the attention of {', '.join(again)} was replaced before")
+        raise ValueError(f"the attention of {', '.join(again)} has already been replaced")
     replaced = {name: _replace_in(found[name], kind, options) for name in chosen}
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = module.enable_nested_tensor = False  # ours take padded tensors
+            module.use_nested_tensor = module.enable_nested_tensor = False  # our layers take padded tensors
     return KsvdPenalty(replaced)
 
 
 def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The Transformer layers of a model, by name, from the first."""
+    """The Transformer layers of a model by name, in order."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -196,25 +212,25 @@ def _replacement_in(layer: nn.Module) -> _Replacement | None:
 
 
 def _choose(names: list[str], layers: Iterable[int]) -> list[str]:
-    """The names of the chosen layers, from the first to the last."""
+    """The names of the chosen layers, in order."""
     if isinstance(layers, int):
-        raise TypeError(f"layers must be several numbers, such as [{layers}], not {layers}")
+        raise TypeError(f"layers must be an iterable of integers, such as [{layers}], not {layers}")
     numbers = set()
     for number in layers:
         if not -len(names) <= number < len(names):
-            raise ValueError(f"there is no layer {number}: the model has {len(names)}, 0 to {len(names) - 1}")
+            raise ValueError(f"layer {number} does not exist: the model has layers 0 to {len(names) - 1}")
         numbers.add(number % len(names))
     if not numbers:
-        raise ValueError("layers must name at least one layer, such as [-1]")
+        raise ValueError("layers must contain at least one layer, such as [-1]")
     return [names[number] for number in sorted(numbers)]
 
 
 def _replace_in(layer: nn.Module, kind: str, options: dict[str, Any]) -> _Replacement:
-    """Put a new attention layer into a Transformer layer, on its device, in its dtype and mode."""
+    """Put a new attention layer into a Transformer layer, with that layer's device, dtype and training mode."""
 
     def build(width: int, num_heads: int, *, bias: bool = True) -> AttentionLayer:
-        told = {"bias": bias, **options}
-        return build_attention(kind, width=width, num_heads=num_heads, **told).to(next(layer.parameters()))
+        settings = {"bias": bias, **options}
+        return build_attention(kind, width=width, num_heads=num_heads, **settings).to(next(layer.parameters()))
 
     replacement: _Replacement
     if isinstance(layer, nn.TransformerEncoderLayer):
@@ -224,7 +240,7 @@ def _replace_in(layer: nn.Module, kind: str, options: dict[str, Any]) -> _Replac
     else:
         name = type(layer).__name__
         if getattr(layer, "is_decoder", False):
-            raise ValueError(f"{name} is a decoder's: only bidirectional layers can be replaced")
+            raise ValueError(f"{name} is a decoder layer: only bidirectional layers can be replaced")
         place = HUGGING_FACE[name]
         attention: Any = layer.get_submodule(place)
         replacement = _ForHuggingFace(build(attention.config.hidden_size, attention.num_attention_heads))

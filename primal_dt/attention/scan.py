@@ -1,4 +1,4 @@
-"""Causal linear attention in linear time: a scan over chunks, matrix products within them.
+"""Causal linear attention in linear time: a scan over chunks, with matrix products within each chunk.
 
 Axes: B batch, H heads, L tokens, F features, V value width, G chunks, C tokens per chunk.
 """
@@ -12,8 +12,8 @@ __all__ = ["causal_products"]
 def causal_products(q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 128) -> Tensor:
     """``o_i = sum_{j <= i} <q_i, k_j> v_j``. q, k (B, H, L, F), v (B, H, L, V) -> (B, H, L, V).
 
-    O(L (C + F) V) time, O(L (1 + F / C) V + L C) memory. What comes after i enters o_i as a product with
-    an exact zero only, so it cannot change a bit of it.
+    O(L (C + F) V) time, O(L (1 + F / C) V + L C) memory. Tokens after i enter o_i only as products with an exact zero,
+    so they cannot change any bit of it.
     """
     L = q.shape[2]
     C = min(chunk, L)
@@ -25,6 +25,8 @@ def causal_products(q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 128) -> Ten
     q, k, v = chunked(q), chunked(k), chunked(v)
     within = (q @ k.mT).tril() @ v  # (B, H, G, C, V)
     if G > 1:
-        finished = (k.mT @ v)[:, :, :-1].cumsum(2)  # (B, H, G - 1, F, V), the chunks before each but the first
+        finished = (k.mT @ v)[:, :, :-1].cumsum(
+            2
+        )  # (B, H, G - 1, F, V), sums over the chunks before each but the first
         within = within + q @ F.pad(finished, (0, 0, 0, 0, 1, 0))
     return within.flatten(2, 3)[:, :, :L]

@@ -26,7 +26,7 @@ def softmax_mix(
     fused: bool = True,
     dropout: float = 0.0,
 ) -> Tensor:
-    """``softmax(q k' / sqrt(P)) v``, fused or with the M x L matrix in memory.
+    """``softmax(q k' / sqrt(P)) v``, by a fused kernel or with the M x L matrix in memory.
 
     q (B, H, M, P) at the chosen positions, k (B, H, L, P), v (B, H, L, V) -> (B, H, M, V).
     """
@@ -45,11 +45,11 @@ class SoftmaxAttention(DualAttention):
     """``K_ij = softmax_j(<q_i, k_j> / sqrt(P))``: canonical attention.
 
     Args:
-        fused: through ``scaled_dot_product_attention``; else with the matrix in memory.
-        attention_dropout: on the attention weights; ``dropout`` is after the output projection.
-        right_padded: a promise, for causal layers, that padding comes after all real tokens and holds finite numbers.
-            What is real then never sees it, and the layer saves itself the mask: faster, and on a GPU the fused kernel
-            that takes none. Outputs at padding are left as they are, instead of zero.
+        fused: use ``scaled_dot_product_attention``; otherwise compute the attention matrix in memory.
+        attention_dropout: dropout probability of the attention weights; ``dropout`` is after the output projection.
+        right_padded: for causal layers, a promise that padding comes after all real tokens and holds finite numbers.
+            Real tokens then never see padding, and the layer omits the mask. This is faster, and on a GPU it allows the
+            fused kernel that takes no mask. Outputs at padding are not set to zero.
     """
 
     shown_options: ClassVar[tuple[str, ...]] = ("fused", "attention_dropout", "right_padded")
@@ -71,7 +71,7 @@ class SoftmaxAttention(DualAttention):
         if not 0.0 <= attention_dropout < 1.0:
             raise ValueError(f"attention_dropout ({attention_dropout}) must be at least 0 and below 1")
         if right_padded and not causal:
-            raise ValueError("right_padded=True is for causal layers: in others every token sees the padding")
+            raise ValueError("right_padded=True is for causal layers: in other layers every token sees the padding")
         self.fused = fused
         self.attention_dropout = attention_dropout
         self.right_padded = right_padded
@@ -84,32 +84,32 @@ class SoftmaxAttention(DualAttention):
         positions: Positions = None,
         with_objective: bool = False,
     ) -> AttentionOutput:
-        """Attend, as every layer; without a mask if padding is known to be on the right."""
+        """Compute attention, as in the base class, but ignore ``valid`` if ``right_padded`` is set."""
         mask = None if self.right_padded else valid
         return super().forward(x, mask, positions=positions, with_objective=with_objective)
 
     def _attend(
         self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
     ) -> tuple[Tensor, Tensor | None]:
-        q = self._split(self.query(select(x, positions)))  # (B, H, M, P): no query where none is wanted
+        q = self._split(self.query(select(x, positions)))  # (B, H, M, P), at the chosen positions only
         k, v = self._split(self.key(x)), self._split(self.value(x))  # (B, H, L, P)
         dropout = self.attention_dropout if self.training else 0.0
         mixed = softmax_mix(q, k, v, valid, positions, causal=self.causal, fused=self.fused, dropout=dropout)
         return mixed.transpose(1, 2), None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, L, D) -> queries, keys and values, (B, H, L, P) each: what can be kept of tokens that have passed."""
+        """(B, L, D) -> queries, keys and values, (B, H, L, P) each, which can be cached for past tokens."""
         return self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None) -> Tensor:
-        """The output (B, M, D) for queries (B, H, M, P), and keys and values (B, H, L, P) of any tokens.
+        """Compute the output (B, M, D) from queries, keys and values of any tokens.
 
         Args:
-            q: of the tokens where the output is wanted.
-            k: of the tokens that they may see.
-            v: of the same.
-            seen: (M, L) bool, which query sees which key; None for queries and keys of one sequence, causally. With it
-                the M x L matrix is in memory: M is meant to be small, and torch's fused kernel is then slower.
+            q: (B, H, M, P), queries of the tokens to compute outputs for.
+            k: (B, H, L, P), keys of the tokens that they may attend to.
+            v: (B, H, L, P), values of the same tokens.
+            seen: (M, L) bool, True where a query attends to a key; None for causal attention within one sequence. With
+                a mask, the M x L matrix is in memory: M should be small, where torch's fused kernel is slower.
         """
         if seen is None:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -128,11 +128,11 @@ class BatchNormAttention(DualAttention):
     mu and sd are the mean and standard deviation of the keys over the valid tokens; in the causal layer,
     for query i, over the keys up to i. beta, one per head, is learned.
 
-    Moving all keys of row i by one vector moves its scores as one, which the softmax does not see. So the row's own
-    mu need not be taken off its keys, and the rest is canonical attention with the query ``(q_i - beta mu) / sd^2``.
+    Adding one vector to all keys of row i adds a constant to its scores, to which the softmax is invariant. So mu need
+    not be subtracted from the keys, and the result is canonical attention with the query ``(q_i - beta mu) / sd^2``.
     """
 
-    variance_floor = 1e-5  # under the root of sd: the first token of a causal prefix has no spread
+    variance_floor = 1e-5  # added to the variance, which is zero for the first token of a causal prefix
 
     def __init__(
         self, *, width: int, num_heads: int, causal: bool = False, dropout: float = 0.0, bias: bool = True
@@ -147,16 +147,16 @@ class BatchNormAttention(DualAttention):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         real = k.new_ones(1, 1, k.shape[2], 1) if valid is None else valid[:, None, :, None].to(k.dtype)
-        # Small variances magnify the rounding of large keys: put the origin where the keys are, at their mean, or at
-        # the first, which every prefix contains.
+        # Small variances magnify the rounding errors of large keys. So move the origin to the keys: to their mean or,
+        # in a causal layer, to the first key, which every prefix contains.
         origin = self._first(k, valid) if self.causal else _mean(k, real, causal=False)
-        origin = origin.detach()  # nothing depends on it
+        origin = origin.detach()  # the result does not depend on it
         k = (k - origin) * real
         mean, square = _mean(k, real, causal=self.causal), _mean(k.square(), real, causal=self.causal)
         variance = (square - mean.square()).clamp(min=0)  # (B, H, L or 1, P)
         query = (q - self.beta[:, None, None].to(q.dtype) * (origin + mean)) / (variance + self.variance_floor)
-        # A lone key has weight one whatever the query, here one without spread and so of enormous size: leave it
-        # out, or its rounding errors are all that the backward pass sees.
+        # A single key has weight one for any query. Its variance is zero, which makes the query huge, and the query's
+        # rounding errors would dominate the backward pass. So set the query to zero.
         lone = (real.cumsum(2) if self.causal else real.sum(2, keepdim=True)) <= 1
         return softmax_mix(query.masked_fill(lone, 0.0), k, v, valid, None, causal=self.causal)
 
@@ -169,7 +169,7 @@ class BatchNormAttention(DualAttention):
 
 
 def _mean(x: Tensor, real: Tensor, *, causal: bool) -> Tensor:
-    """Mean over the valid tokens (B, H, 1, P), or over those of each prefix (B, H, L, P). ``real`` is 0 or 1."""
+    """Mean over the tokens with ``real`` = 1 (B, H, 1, P), or over those of each prefix (B, H, L, P)."""
     if causal:
         return (x * real).cumsum(2) / real.cumsum(2).clamp(min=1)
     return (x * real).sum(2, keepdim=True) / real.sum(2, keepdim=True).clamp(min=1)

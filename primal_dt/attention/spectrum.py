@@ -1,4 +1,4 @@
-"""How low the rank of an attention layer is: singular values of its kernel matrix (Figure 1 of the paper).
+"""Singular values of kernel matrices, which show how low the rank of an attention layer is (Figure 1 of the paper).
 
 Axes: B batch, H heads, L tokens.
 """
@@ -25,14 +25,18 @@ class Spectrum(NamedTuple):
     singular_values: Tensor
     """(B, H, L). Padding adds zeros at the end."""
     explained_variance: Tensor
-    """(B, H, L), ``sum_{j <= i} s_j^2 / sum_j s_j^2``: rises to 1."""
+    """(B, H, L), ``sum_{j <= i} s_j^2 / sum_j s_j^2``: increases to 1."""
     effective_rank: Tensor
-    """(B, H), the exponential of the entropy of ``s / sum(s)``: 1 for rank one, n for n equal values, 0 for none."""
+    """(B, H), the exponential of the entropy of ``s / sum(s)``: 1 for rank one, n for n equal values, 0 if K = 0."""
     num_tokens: Tensor
-    """(B,), how many tokens are real: at most so many singular values are not zero."""
+    """(B,), the number of real tokens, an upper bound on the number of nonzero singular values."""
 
     def share_for(self, variance: float) -> Tensor:
-        """(B, H), the share of the singular values that explains this much of the variance, a number in (0, 1]."""
+        """(B, H), the smallest share of the singular values that explains the given share of the variance.
+
+        Args:
+            variance: the share of the variance, in (0, 1].
+        """
         if not 0 < variance <= 1:
             raise ValueError(f"variance ({variance}) must be above 0 and at most 1")
         tokens = self.num_tokens.clamp(min=1)[:, None]
@@ -42,9 +46,9 @@ class Spectrum(NamedTuple):
 
 @torch.no_grad()
 def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None) -> Spectrum:
-    """The spectrum of a layer's attention or kernel matrix for inputs x (B, L, D).
+    """Compute the spectrum of a layer's kernel (or attention) matrix for inputs x (B, L, D).
 
-    The kernel of Primal-Attention has at most P = width / num_heads singular values that are not zero.
+    The kernel of Primal-Attention has at most P = width / num_heads nonzero singular values.
     """
     matrix = layer.kernel_matrix(x, valid)  # (B, H, L, L)
     values = torch.linalg.svdvals(matrix.to(at_least_float32(matrix.dtype)))
@@ -59,9 +63,9 @@ def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None
 
 @torch.no_grad()
 def model_spectra(model: nn.Module, *inputs: object, **named_inputs: object) -> dict[str, Spectrum]:
-    """The spectrum of every attention layer in a model, by name, for the tokens that reach it in ``model(*inputs)``.
+    """Compute the spectrum of every attention layer in a model, by name, for the tokens it gets in ``model(*inputs)``.
 
-    Of a layer that is called several times, the last call counts.
+    If a layer is called several times, the last call counts.
     """
     spectra: dict[str, Spectrum] = {}
 
@@ -82,18 +86,18 @@ def model_spectra(model: nn.Module, *inputs: object, **named_inputs: object) -> 
 
 
 def plot_spectra(spectra: Mapping[str, Spectrum], path: Path | str | None = None) -> "Figure":
-    """Cumulative explained variance, a panel per layer and a line per head (mean over the batch).
+    """Plot the cumulative explained variance, one panel per layer and one line per head (mean over the batch).
 
     Args:
         spectra: layer name -> spectrum.
-        path: where to save the figure; the ending gives the format.
+        path: file to save the figure to; its suffix sets the format.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plot_spectra needs matplotlib: install the extra primal-dt[plots]") from error
     if not spectra:
-        raise ValueError("there is no spectrum to plot")
+        raise ValueError("spectra is empty: there is no spectrum to plot")
 
     figure = Figure(figsize=(0.8 + 3.2 * len(spectra), 3.0), layout="constrained")
     panels = figure.subplots(1, len(spectra), sharey=True, squeeze=False)[0]

@@ -1,1 +1,1 @@
-"""From arrays on disk to a batch of windows: trajectories, store, normalizer, sampler."""
+"""From arrays on disk to batches of windows: trajectories, store, normalizer, sampler."""

@@ -1,4 +1,4 @@
-"""Names of data sets as users write them: a name or a path, or several joined by ``+``."""
+"""Data set names as users write them: a name, a path, or several joined by ``+``."""
 
 import os
 import re
@@ -11,27 +11,27 @@ LABEL_LENGTH = 60
 
 
 def split_names(dataset: str) -> tuple[str, ...]:
-    """``A+B`` -> A, B. A path that exists is one name, even with a plus sign in it."""
+    """Split ``A+B`` into A and B. An existing path is one name, even if it contains a plus sign."""
     return (dataset,) if os.path.exists(dataset) else tuple(name.strip() for name in dataset.split("+"))
 
 
 def join_names(names: Iterable[str]) -> str:
-    """The inverse of :func:`split_names`."""
+    """Join names with ``+``: the inverse of :func:`split_names`."""
     return "+".join(names)
 
 
 def resolve_paths(dataset: str) -> str:
-    """The same data set for a program that runs in another folder: paths become absolute."""
+    """Make paths absolute, for a program that runs in another working folder."""
     return join_names(str(Path(name).resolve()) if Path(name).exists() else name for name in split_names(dataset))
 
 
 def short_name(dataset: str) -> str:
-    """A file is called by its name, without its folders and its suffix."""
+    """Shorten the paths of HDF5 files to the files' names, without folders and suffix."""
     return join_names(map(_stem, split_names(dataset)))
 
 
 def folder_label(dataset: str) -> str:
-    """The data set in the name of a folder, with no character that a shell would need quoted."""
+    """Convert to a part of a folder name, without characters that need quoting in a shell."""
     names = (re.sub(r"[^A-Za-z0-9._]+", "-", _stem(name)).strip("-.") for name in split_names(dataset))
     return "-and-".join(name[-LABEL_LENGTH:] for name in names)
 

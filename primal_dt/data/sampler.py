@@ -1,4 +1,4 @@
-"""Batches of windows, cut out of trajectories.
+"""Batches of windows, drawn from trajectories.
 
 Axes: E episodes, B batch, K context steps, S state, A action.
 """
@@ -24,21 +24,21 @@ Weighting = Literal["transitions", "length", "return"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of K steps: standardized states, scaled returns; padded on the right, with zeros."""
+    """A batch of windows of K steps, normalized, and padded on the right with zeros."""
 
     states: Tensor
-    """(B, K, S)."""
+    """Standardized states, (B, K, S)."""
     actions: Tensor
-    """(B, K, A)."""
+    """Actions, (B, K, A)."""
     returns_to_go: Tensor
-    """(B, K, 1)."""
+    """Scaled returns-to-go, (B, K, 1)."""
     timesteps: Tensor
-    """(B, K) int64, counted from the beginning of the episode."""
+    """Timesteps, (B, K) int64, counted from the start of the episode."""
     valid: Tensor
-    """(B, K) bool, True = real."""
+    """Mask, (B, K) bool: True for real steps, False for padding."""
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch on a device. From pinned memory the host does not wait for the copy."""
+        """Move the batch to a device. Copies from pinned memory are asynchronous."""
         return type(self)(
             **{
                 f.name: tensor.to(device, non_blocking=tensor.is_pinned())
@@ -48,27 +48,29 @@ class Batch:
         )
 
     def pin_memory(self) -> Self:
-        """The batch in page-locked memory, which a GPU reads by itself."""
+        """Copy the batch to page-locked memory, from which a GPU copies asynchronously."""
         return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
 class WindowSampler:
-    """Batch t of seed s is a pure function of (s, t): resuming needs no state, and a process can take its slice.
+    """Sampler of training windows: batch t of seed s is a pure function of (s, t).
 
-    A window begins at a drawn transition and takes in the K - 1 that follow it in its episode.
+    Resuming therefore needs no sampler state, and each process can compute its own slice of a batch. A window starts
+    at a drawn transition and contains up to K - 1 transitions that follow it in the same episode.
 
     Args:
-        trajectories: where to draw from.
-        normalizer: raw units -> the model's.
-        context: K.
-        batch_size: B, of all processes together.
-        seed: s, not negative.
-        weighting: where windows begin. ``transitions``: at any transition, all being as likely. ``length``: at any step
-            of an episode drawn in proportion to its length, as the Decision Transformer does; the same distribution.
-            ``return``: at any step of an episode drawn in proportion to its return above the least (and a hundredth
-            of the range, so that none is left out).
-        process: which of the processes this is.
-        num_processes: among how many each batch is shared out.
+        trajectories: the data to draw from.
+        normalizer: converts raw units to the model's units.
+        context: K, steps per window.
+        batch_size: B, windows per batch, summed over all processes.
+        seed: s, at least 0.
+        weighting: where windows start. ``transitions``: at a uniformly drawn transition. ``length``: at a uniform step
+            of an episode drawn in proportion to its length, as in the Decision Transformer. (This is the same
+            distribution as ``transitions``, with other draws.) ``return``: at a uniform step of an episode drawn in
+            proportion to its return minus the lowest return, plus 1% of the range of returns, so that every episode can
+            be drawn.
+        process: rank of this process.
+        num_processes: number of processes that share each batch.
     """
 
     def __init__(
@@ -98,19 +100,19 @@ class WindowSampler:
         self.context = context
         self.batch_size = batch_size
         self.seed = seed
-        # Slices that differ in size by at most one row and make up the whole batch, in order.
+        # The slices of all processes differ in size by at most one row and make up the whole batch, in order.
         self._rows = slice(process * batch_size // num_processes, (process + 1) * batch_size // num_processes)
         self._episode_weights = None if weighting == "transitions" else self._cumulative_weights(weighting)
 
     def batch(self, step: int) -> Batch:
-        """This process's rows of batch number ``step``."""
+        """Return this process's rows of batch number ``step``."""
         _check_key("step", step)
         key = np.array([self.seed, step], np.uint64)
         starts = self._draw_starts(np.random.Generator(np.random.Philox(key=key)))
         return self._windows(starts[self._rows])
 
     def _cumulative_weights(self, weighting: Weighting) -> NDArray[np.float64]:
-        """(E,), rising to 1."""
+        """Cumulative weights of the episodes, (E,), rising to 1."""
         if weighting == "length":
             weights = self.trajectories.lengths.astype(np.float64)
         else:
@@ -121,11 +123,11 @@ class WindowSampler:
         return total / total[-1]
 
     def _draw_starts(self, random: np.random.Generator) -> NDArray[np.int64]:
-        """(B,), the transitions that windows of the whole batch begin with."""
+        """Draw the first transition of each window of the whole batch, (B,)."""
         offsets = self.trajectories.offsets
         if self._episode_weights is None:
             return random.integers(offsets[-1], size=self.batch_size)
-        # Draws are below 1, the last of the cumulative weights, so the episode is always one of them.
+        # Draws are below 1, which is the last cumulative weight, so the index is always that of an episode.
         episode = np.searchsorted(self._episode_weights, random.random(self.batch_size), side="right")
         return offsets[episode] + random.integers(np.diff(offsets)[episode])
 
@@ -134,7 +136,7 @@ class WindowSampler:
         episode = np.searchsorted(data.offsets, starts, side="right") - 1  # (B,)
         index = starts[:, None] + np.arange(self.context)  # (B, K)
         valid = index < data.offsets[episode + 1][:, None]  # (B, K)
-        index = np.where(valid, index, starts[:, None])  # some row of the same episode; cleared below
+        index = np.where(valid, index, starts[:, None])  # padding reads the window's first row; masked below
         mask = valid[..., None]  # (B, K, 1)
         timesteps = (index - data.offsets[episode][:, None]) * valid
         return Batch(
@@ -148,21 +150,22 @@ class WindowSampler:
 
 def _check_key(name: str, value: int) -> None:
     if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
-        raise ValueError(f"{name} ({value}) must be a whole number, not negative and below 2^63")
+        raise ValueError(f"{name} ({value}) must be an integer, at least 0 and below 2^63")
 
 
 def prefetch(
     sampler: WindowSampler, steps: Iterable[int], device: torch.device | str, *, ahead: int = 2
 ) -> Iterator[Batch]:
-    """The batches of these steps, on a device, while others are made ready in a thread.
+    """Yield the batches of these steps on a device, while a thread prepares the next ones.
 
-    It pays where the device computes on its own, or where data comes from a disk. The batches are the same without it.
+    This saves time if the device computes asynchronously or if the data is read from disk. The batches are the same as
+    those of ``sampler.batch``.
 
     Args:
-        sampler: where batches come from.
-        steps: which ones, in order.
-        device: where to. For a GPU, the copy runs from page-locked memory, and the host does not wait for it.
-        ahead: how many to have ready.
+        sampler: makes the batches.
+        steps: batch numbers, in order.
+        device: device of the batches. Copies to a GPU are asynchronous, from page-locked memory.
+        ahead: number of batches to prepare in advance.
     """
     pin = torch.device(device).type == "cuda"
 

@@ -1,7 +1,7 @@
 """Trajectories on disk: written once, episode by episode, and read through memory maps.
 
-A store is a folder of flat little-endian arrays (``observations.f32`` and so on) and ``store.json``, which says how
-they are to be read. There is nothing in it that could be executed.
+A store is a folder of flat little-endian arrays (``observations.f32`` and so on) and ``store.json``, which
+describes them. It contains nothing executable.
 
 Axes: N transitions, E episodes, S state, A action.
 """
@@ -26,7 +26,7 @@ __all__ = ["Store", "StoreError", "open_store", "write_store"]
 
 FORMAT = 2
 PARTIAL_PREFIX = ".partial-"
-"""Of folders that are being written, or were when the process was killed."""
+"""Prefix of folders that are being written, or were being written when the process was killed."""
 ARRAYS: dict[str, DTypeLike] = {
     "observations": "<f4",
     "actions": "<f4",
@@ -38,31 +38,31 @@ ARRAYS: dict[str, DTypeLike] = {
 
 
 class StoreError(ValueError):
-    """A store that cannot be read, or episodes that cannot be stored."""
+    """Raised if a store cannot be read, or if episodes cannot be stored."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """Trajectories, and what is known of them without reading them."""
+    """Trajectories, with statistics that are available without reading the arrays."""
 
     trajectories: Trajectories
     is_complete: NDArray[np.bool_]
-    """(E,), False for episodes that the recording cut off."""
+    """Mask, (E,): False for episodes that the recording cut off."""
     state_mean: NDArray[np.float64]
-    """(S,)."""
+    """Mean of each state entry, (S,)."""
     state_std: NDArray[np.float64]
-    """(S,), of the population."""
+    """Population standard deviation of each state entry, (S,)."""
     fingerprint: str
-    """Of the contents: equal for equal episodes in equal order, wherever they come from."""
+    """Digest of the content: equal for equal episodes in equal order, whatever their source."""
 
     def normalizer(self, *, return_scale: float) -> Normalizer:
-        """Units in which these states have mean 0 and deviation 1."""
+        """Return the normalizer under which these states have mean 0 and standard deviation 1."""
         std = self.state_std + STD_FLOOR
         return Normalizer(self.state_mean.astype(np.float32), std.astype(np.float32), return_scale)
 
 
 class _Moments:
-    """Mean and variance of rows that come in blocks, merged without cancellation (Chan et al., 1979)."""
+    """Running mean and variance of blocks of rows, merged without cancellation (Chan et al., 1979)."""
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -79,10 +79,10 @@ class _Moments:
 
 
 def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
-    """Write episodes as they come, holding one of them at a time, and open what was written.
+    """Write episodes to a store, with one episode in memory at a time, and open the store.
 
-    The store is the folder in ``parent`` that has the fingerprint as its name. It appears when it is whole; if it is
-    there already and whole, it stays as it is.
+    The store is a folder in ``parent``, named after the fingerprint. It appears only when it is complete. If a store
+    with that fingerprint exists, it is left unchanged, or replaced if it is damaged.
     """
     parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=parent))
@@ -93,7 +93,7 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
         except OSError:
             if not folder.exists():
                 raise
-            try:  # it is there already
+            try:  # a store with this fingerprint exists
                 return open_store(folder)
             except StoreError:
                 shutil.rmtree(folder)
@@ -104,7 +104,7 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
 
 
 def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
-    """Write all files of a store and return its fingerprint."""
+    """Write all files of a store, and return its fingerprint."""
     digest = hashlib.sha256()
     moments: _Moments | None = None
     widths: tuple[int, int] | None = None
@@ -113,14 +113,14 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
     try:
         files["offsets"].write(np.array([0], ARRAYS["offsets"]).tobytes())
         for number, episode in enumerate(episodes):
-            own = (episode.observations.shape[1], episode.actions.shape[1])
+            current = (episode.observations.shape[1], episode.actions.shape[1])
             if widths is None:
-                widths, moments = own, _Moments(own[0])
+                widths, moments = current, _Moments(current[0])
                 digest.update(repr(widths).encode())
-            if own != widths or moments is None:
+            if current != widths or moments is None:
                 raise StoreError(
-                    f"episode {number} has states and actions of width {own[0]} and {own[1]}, "
-                    f"those before it {widths[0]} and {widths[1]}: all must agree"
+                    "all episodes must have the same state and action widths: "
+                    f"episode {number} has {current[0]} and {current[1]}, earlier episodes {widths[0]} and {widths[1]}"
                 )
             end, num_episodes = end + len(episode.rewards), number + 1
             rows = {
@@ -134,11 +134,11 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
             for name, array in rows.items():
                 data = np.ascontiguousarray(array, ARRAYS[name]).tobytes()
                 files[name].write(data)
-                if name != "returns_to_go":  # it follows from the rewards
+                if name != "returns_to_go":  # derived from the rewards
                     digest.update(data)
             moments.add(episode.observations)
         if widths is None or moments is None:
-            raise StoreError("there is no episode to store")
+            raise StoreError("there is no episode to store: at least one is required")
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -163,11 +163,11 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
 
 
 def open_store(folder: Path) -> Store:
-    """Open a store; its arrays are read when they are used."""
+    """Open a store. Its arrays are memory-mapped and read on use."""
     try:
         description = json.loads((folder / "store.json").read_text())
         if description["format"] != FORMAT:
-            raise StoreError(f"{folder} has format {description['format']}, and this version reads {FORMAT}")
+            raise StoreError(f"{folder} has format {description['format']}, but this code reads format {FORMAT}")
         n, e = description["num_steps"], description["num_episodes"]
         shapes = {
             "observations": (n, description["state_width"]),

@@ -1,1 +1,1 @@
-"""Rollouts, returns, scores, statistics, reports, plots."""
+"""Rollouts, normalized returns, statistics, reports and plots."""

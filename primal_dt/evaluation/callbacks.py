@@ -1,4 +1,4 @@
-"""Callbacks of a rollout: a progress bar, a list of episodes, a check for a stop request."""
+"""Rollout callbacks: a progress bar, a list of episodes and a check for a stop request."""
 
 import sys
 import time
@@ -17,17 +17,17 @@ class Callback:
     """Base class for rollout callbacks; every method does nothing."""
 
     def begin(self, num_episodes: int, episode_limit: int) -> None:
-        """Called first: how many episodes will run, and the most steps that one can have."""
+        """Called first, with the number of episodes and the maximum number of steps of an episode."""
 
     def step(self, running: int) -> None:
-        """Called after a step of all environments: how many still run."""
+        """Called after each step of the environments, with the number of episodes that are still running."""
 
     def end_episode(self, episode: Episode) -> None:
-        """Called when an episode has ended."""
+        """Called when an episode ends."""
 
 
 class EpisodeList(Callback):
-    """Collects the episodes that have ended."""
+    """Collects the finished episodes."""
 
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
@@ -37,7 +37,7 @@ class EpisodeList(Callback):
 
 
 class StopCheck(Callback):
-    """Raises StopRequestedError at the next step after a stop was requested."""
+    """Raises StopRequestedError at the first step after a stop request."""
 
     def __init__(self, request: StopRequest) -> None:
         self._request = request
@@ -47,7 +47,10 @@ class StopCheck(Callback):
 
 
 class ProgressBar(Callback):
-    """A bar with the time left, at most, in a terminal; plain lines elsewhere. A context manager."""
+    """Shows progress: a bar in a terminal, plain lines elsewhere. Use it as a context manager.
+
+    The bar shows an upper bound of the time left, because episodes may end early.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -67,7 +70,7 @@ class ProgressBar(Callback):
             self._print(f"{self._ended} of {self._num_episodes} episodes in {time.monotonic() - self._begin:.1f} s")
 
     def begin(self, num_episodes: int, episode_limit: int) -> None:
-        """In the bar every episode counts as if it had the most steps that it can have."""
+        """Open the bar. Its total counts every episode with the maximum number of steps."""
         self._num_episodes, self._limit = num_episodes, episode_limit
         if sys.stderr.isatty():
             layout = "{l_bar}{bar}| {elapsed}, at most {remaining} left{postfix}"
@@ -85,7 +88,7 @@ class ProgressBar(Callback):
             self._print(f"{self._ended} of {self._num_episodes} episodes ended, {running} running")
 
     def end_episode(self, episode: Episode) -> None:
-        """Advance the bar by the steps that the episode did not need, and by its last one."""
+        """Advance the bar by the episode's last step, which :meth:`step` does not count, and by its unused steps."""
         self._ended += 1
         self._steps += 1
         if self._bar is not None:

@@ -1,7 +1,8 @@
-"""Episodes that were evaluated, kept beside the run, so that none is run twice and none is lost.
+"""A cache of finished episodes in the run folder, so that no episode is run twice and none is lost.
 
-A file for each checkpoint (by its content), environment, mode and whatever else makes an episode what it is: the kind
-of device, the versions of torch and MuJoCo, and of the code that acts. A line for each episode, by target and seed.
+There is one file for each combination of what an episode depends on: the checkpoint's content, the environment, the
+inference mode, the type of device, the versions of torch, MuJoCo, gymnasium, NumPy and the inference code, and on a GPU
+the number of environments. A file has one line for each episode, which is identified by its target and seed.
 """
 
 import hashlib
@@ -22,54 +23,55 @@ log = logging.getLogger(__name__)
 
 
 def file_digest(path: Path) -> str:
-    """A name for a file's content."""
+    """A digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 class EpisodeCache(Callback):
-    """What is known of a policy in an environment, and what comes to be known.
+    """Stores the episodes of one policy in one environment. As a callback, it adds each episode that ends.
 
-    In a run of somebody else's, whose folder cannot be written to, nothing is kept beyond this process.
+    If the folder is not writable, as in another user's run, episodes are cached for this process only.
 
     Args:
-        folder: where.
-        facts: what episodes depend on, besides target and seed. Their file is named by it, and begins with it.
-        fresh: take no notice of what is known. What is added counts from then on.
+        folder: the folder of the cache files.
+        depends_on: what episodes depend on, apart from target and seed. The file is named by its digest, and its first
+            line holds it as JSON.
+        fresh: ignore the episodes in the file. New episodes are appended and take precedence over old ones.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], *, fresh: bool = False) -> None:
-        text = json.dumps(facts, sort_keys=True)
+    def __init__(self, folder: Path, depends_on: Mapping[str, Any], *, fresh: bool = False) -> None:
+        text = json.dumps(depends_on, sort_keys=True)
         self._path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         self._first_line = text
         try:
             check_writable(folder)
-            self._is_kept = True
+            self._is_writable = True
         except OSError as error:
-            log.warning("episodes are not kept: %s: %s", error.filename, error.strerror)
-            self._is_kept = False
+            log.warning("episodes are not cached: %s: %s", error.filename, error.strerror)
+            self._is_writable = False
         self._known: dict[tuple[float, int], Episode] = {}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         for line in [] if fresh else lines[1:]:
             try:
                 self._remember(Episode(**json.loads(line)))
             except (json.JSONDecodeError, TypeError):
-                continue  # cut off in the middle of a line when the process was killed: that episode is run again
+                continue  # the process was killed while it wrote this line: the episode is run again
 
     def get(self, target: float, seed: int) -> Episode | None:
-        """An episode, if it is known."""
+        """The cached episode, or None."""
         return self._known.get((target, seed))
 
     def end_episode(self, episode: Episode) -> None:
-        """Keep it, at once."""
+        """Add an episode, and write it to the file at once."""
         self._remember(episode)
-        if not self._is_kept:
+        if not self._is_writable:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+b") as file:
             if file.tell() == 0:
                 file.write(self._first_line.encode() + b"\n")
-            else:  # whoever was killed while writing has left half a line
+            else:  # a process that was killed while writing leaves an incomplete line
                 file.seek(-1, 2)
                 if file.read(1) != b"\n":
                     file.write(b"\n")

@@ -1,4 +1,4 @@
-"""Policies -> evaluations: which episodes to run, those that are cached, those that are run now."""
+"""Policies -> evaluations: plan the episodes, take cached ones from the cache and run the others."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -27,36 +27,38 @@ __all__ = [
 ]
 
 ENVIRONMENTS_PER_WORKER = 32
-"""With fewer, a process of its own costs more than it saves."""
+"""Environments for each worker process. With fewer, a process costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Where policies act."""
+    """The environment in which policies act."""
 
     make: Callable[[], Environment]
-    """Makes an environment. It is sent to other processes, so it must be picklable."""
+    """Creates an environment. It is sent to worker processes, so it must be picklable."""
     episode_limit: int
-    """The most steps of an episode."""
+    """Maximum number of steps of an episode."""
 
 
 @dataclass(frozen=True)
 class EpisodePlan:
-    """Which episodes to run, and how."""
+    """The episodes to run, and how to run them."""
 
     targets: tuple[float, ...]
-    """Returns to ask for beside the headline; none for those of the training."""
+    """Target returns in addition to the headline target. If empty: the targets of the training run."""
     num_episodes: int
-    """Episodes for each target. Episode i is seeded with ``seed + i``."""
+    """Number of episodes for each target. Episode i is reset with ``seed + i``."""
     seed: int
     num_environments: int
+    """Maximum number of environments that run at the same time."""
     num_workers: int | None
+    """Number of processes that step the environments. If None: see :func:`choose_workers`."""
     fresh: bool
     """Whether to run cached episodes again."""
 
 
 def target_seed_pairs(targets: Iterable[float], *, num_episodes: int, seed: int) -> list[tuple[float, int]]:
-    """The target and the seed of every episode. Each target counts once, and has seeds from ``seed`` on."""
+    """The target and seed of every episode: each distinct target with the seeds ``seed``, ``seed + 1``, ..."""
     return [(target, seed + i) for target in dict.fromkeys(targets) for i in range(num_episodes)]
 
 
@@ -69,15 +71,14 @@ def evaluate_episodes(
     num_workers: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[Episode]:
-    """Run an episode for each pair of target and seed.
+    """Run one episode for each pair of target and seed, and return them in this order.
 
     Args:
-        policy: acts.
-        arena: where.
-        pairs: targets and seeds.
-        num_environments: how many run at a time, at most.
-        num_workers: processes that step them. If not given: one for every 32 environments, at most one for each core;
-            none if that is less than two.
+        policy: the policy.
+        arena: the environment in which it acts.
+        pairs: the target and seed of each episode.
+        num_environments: maximum number of environments that run at the same time.
+        num_workers: number of processes that step the environments. If None: see :func:`choose_workers`.
         callbacks: called in this order.
     """
 
@@ -106,7 +107,11 @@ def evaluate_episodes(
 
 
 def choose_workers(num_environments: int) -> int:
-    """How many processes to step so many environments in; 0 if this one alone is as fast."""
+    """The number of worker processes for ``num_environments`` environments; 0 for none.
+
+    It is one for every 32 environments, at most one for each CPU core. A single worker would save nothing, so it is
+    never 1.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, num_environments // ENVIRONMENTS_PER_WORKER)
     return workers if workers > 1 else 0
@@ -121,7 +126,7 @@ def evaluate_run(
     device: torch.device,
     callbacks: Sequence[Callback] = (),
 ) -> Evaluation:
-    """Run the episodes that are not cached. Each is cached beside the run as soon as it ends."""
+    """Evaluate a run. Only episodes that are not cached are run; each is cached as soon as it ends."""
     targets = (run.task.headline, *(plan.targets or run.task.targets))
     pairs = target_seed_pairs(targets, num_episodes=plan.num_episodes, seed=plan.seed)
     cache = EpisodeCache(run.evaluations_folder, _depends_on(run, plan, mode=mode, device=device), fresh=plan.fresh)
@@ -141,9 +146,10 @@ def evaluate_run(
 def evaluate_policy(
     policy: Policy, name: str, arena: Arena, task: RunTask, plan: EpisodePlan, *, callbacks: Sequence[Callback] = ()
 ) -> Evaluation:
-    """Evaluate a policy that was not trained here, and that is not asked for a return.
+    """Evaluate a policy that is not a trained run and ignores the target return, such as a behavior policy.
 
-    If it fails or is stopped, the evaluation has the episodes that had ended, and a note that says so.
+    If a rollout fails or is stopped, the evaluation has the finished episodes and a note with the reason. If no episode
+    has finished, the error is raised.
     """
     ended = EpisodeList()
     notes: tuple[str, ...] = ()
@@ -159,8 +165,8 @@ def evaluate_policy(
     except (RolloutError, KeyboardInterrupt) as error:
         if not ended.episodes:
             raise
-        reason = "it was stopped" if isinstance(error, KeyboardInterrupt) else str(error)
-        notes = (f"only {len(ended.episodes)} of {plan.num_episodes} episodes: {reason}",)
+        reason = "the evaluation was stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+        notes = (f"only {len(ended.episodes)} of {plan.num_episodes} episodes finished: {reason}",)
     return Evaluation(
         policy=name,
         configuration=f"{name} {task.env_id}",
@@ -171,13 +177,13 @@ def evaluate_policy(
 
 
 def _depends_on(run: TrainedRun, plan: EpisodePlan, *, mode: InferenceMode, device: torch.device) -> dict[str, Any]:
-    """What an episode depends on, beside its target and seed."""
+    """What an episode depends on, apart from its target and seed: the key of the cache."""
     return {
         "checkpoint": run.digest,
         "env_id": run.task.env_id,
         "mode": mode,
         "device": device.type,
-        # Except on a CPU, all environments are one forward pass, whose size makes a difference.
+        # Except on a CPU, all environments share one forward pass, whose rounding depends on their number.
         "num_environments": None if device.type == "cpu" else plan.num_environments,
         "inference": INFERENCE_VERSION,
         "versions": {name: version(name) for name in ("torch", "mujoco", "gymnasium", "numpy")},

@@ -1,4 +1,4 @@
-"""A report as pictures. Needs matplotlib, from the extra ``plots``."""
+"""Plots of a report. They need matplotlib, from the extra ``plots``."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +19,13 @@ __all__ = ["plot_report"]
 
 NUM_THRESHOLDS = 201
 WIDTH, HEIGHT = 7.0, 4.0
-"""Of a panel, in inches."""
+"""Size of a panel in inches."""
 
 
 def plot_report(report: Report, folder: Path) -> list[Path]:
-    """Bars with intervals, target against achieved return, performance profiles and learning curves.
+    """Plot scores with intervals, target against achieved return, performance profiles and learning curves.
 
-    Returns the files that were written: those that there is something to show in.
+    Returns the files that were written. A plot without data is skipped.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -51,7 +51,7 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
 
 
 def _bars(figure: "Figure", report: Report) -> bool:
-    """Headline scores, with intervals where there are several seeds."""
+    """Plot headline scores, with intervals for groups of several seeds."""
     figure.set_figheight(max(HEIGHT / 2, 1 + 0.3 * len(report.groups)))
     axes = figure.add_subplot()
     for place, group in enumerate(report.groups):
@@ -68,26 +68,26 @@ def _bars(figure: "Figure", report: Report) -> bool:
 
 
 def _targets(figure: "Figure", report: Report) -> bool:
-    """Whether a policy does what it is asked for: target against achieved return, a panel for each environment."""
+    """Plot the achieved return against the target return, with a panel for each environment."""
     several = [group for group in report.groups if len(group.results) > 1]
     for axes, groups in _panels(figure, several):
         for number, group in enumerate(groups):
-            own = group.first
+            reference = group.first.task.reference
             targets = sorted(result.target for result in group.results)
-            low, high = own.task.reference.random_return, own.task.reference.expert_return
+            low, high = reference.random_return, reference.expert_return
             scores = np.array([[run.scores(target).mean() for run in group.runs] for target in targets])
             returns = scores * (high - low) / 100 + low  # (targets, N)
             axes.plot(targets, returns.mean(1), "o-", color=_color(number), label=f"{_label(group)}, {_task(group)}")
             axes.fill_between(targets, returns.min(1), returns.max(1), color=_color(number), alpha=0.2, lw=0)
         ends = axes.get_xlim()
-        axes.plot(ends, ends, color="gray", ls=":", label="as asked")
+        axes.plot(ends, ends, color="gray", ls=":", label="achieved = target")
         axes.set(xlabel="target return", ylabel="achieved return: mean and range over seeds")
         axes.legend(fontsize=7)
     return bool(several)
 
 
 def _profiles(figure: "Figure", report: Report) -> bool:
-    """Which share of episodes is better than a score."""
+    """Plot the share of episodes with a score above each threshold."""
     for axes, groups in _panels(figure, report.groups):
         every = np.concatenate([run.scores(group.headline.target) for group in groups for run in group.runs])
         thresholds = np.linspace(every.min() - 1, every.max() + 1, NUM_THRESHOLDS)
@@ -104,7 +104,7 @@ def _profiles(figure: "Figure", report: Report) -> bool:
 
 
 def _curves(figure: "Figure", report: Report) -> bool:
-    """Scores while training, mean and range over seeds. Modes of inference share them: each run is shown once."""
+    """Plot learning curves: mean and range over seeds. Inference modes share them, so each run is shown once."""
     once = {(group.first.configuration, group.label): group for group in reversed(report.groups)}
     shown = [group for group in reversed(once.values()) if any(len(run.curve) > 1 for run in group.runs)]
     for axes, groups in _panels(figure, shown):
@@ -114,21 +114,21 @@ def _curves(figure: "Figure", report: Report) -> bool:
             values = np.array([[curve[step] for step in steps] for curve in curves])  # (N, steps)
             axes.plot(steps, values.mean(0), "o-", ms=3, color=_color(number), label=f"{group.label}, {_task(group)}")
             axes.fill_between(steps, values.min(0), values.max(0), color=_color(number), alpha=0.2, lw=0)
-        axes.set(xlabel="step of the training", ylabel="normalized return: mean and range")
+        axes.set(xlabel="training step", ylabel="normalized return: mean and range over seeds")
         axes.legend(fontsize=7)
     return bool(shown)
 
 
 def _panels(figure: "Figure", groups: Sequence[Group]) -> Iterator[tuple["Axes", list[Group]]]:
-    """Axes for each environment, side by side, and its groups."""
+    """Yield the axes and the groups of each environment. The panels are side by side."""
     by_environment: dict[str, list[Group]] = {}
     for group in groups:
         by_environment.setdefault(group.first.task.environment, []).append(group)
     figure.set_figwidth(WIDTH * max(1, len(by_environment)))
-    for place, (environment, own) in enumerate(by_environment.items(), 1):
+    for place, (environment, members) in enumerate(by_environment.items(), 1):
         axes = figure.add_subplot(1, len(by_environment), place)
         axes.set_title(environment)
-        yield axes, own
+        yield axes, members
 
 
 def _color(number: int) -> str:

@@ -1,7 +1,6 @@
-"""Raw returns + reference scores -> what a result is: across seeds, across tasks, with intervals.
+"""Raw returns + reference returns -> results over seeds and over tasks, with intervals.
 
-Nothing is chosen here: the headline target of a task is fixed before it is evaluated, and every episode that was run is
-in the report.
+Nothing is selected here: a task's headline target is fixed before the evaluation, and the report has every episode.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,51 +24,52 @@ from primal_dt.task import Reference, RunTask
 __all__ = ["Average", "Evaluation", "Group", "Published", "Report", "TargetResult"]
 
 FEW_SEEDS, FEW_EPISODES = 3, 10
-"""What is fewer is marked."""
+"""Results with fewer seeds or fewer episodes than these are marked."""
 BOOTSTRAP_SEED = 0
 PROFILE_THRESHOLDS = tuple(range(0, 121, 10))
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Data set -> attention -> mean and spread that somebody published for it."""
+"""Data set -> attention stack -> published mean and spread."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A policy's episodes, and what a report says about them."""
+    """A policy's episodes, and what a report says about the policy."""
 
     policy: str
-    """An attention stack, or the name of a behavior policy."""
+    """The attention stack, or the name of a behavior policy."""
     configuration: str
-    """Equal for runs that differ in the seed alone: a digest of the data's content and of all settings."""
+    """Equal for runs that differ only in their seed: a digest of the settings and of the data's content."""
     task: RunTask
-    """Where it acted, and what it was trained on."""
+    """The environment in which the policy acted, and the data on which it was trained."""
     episodes: tuple[Episode, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """How it was trained, to tell configurations apart."""
+    """The settings of the training, to label configurations that differ."""
     seed: int | None = None
     """The training's seed; None for a policy that was not trained here."""
     step: int | None = None
     """The checkpoint's step."""
     mode: str | None = None
-    """The mode of inference."""
+    """The inference mode."""
     checkpoint: str | None = None
+    """The checkpoint's path."""
     curve: tuple[tuple[int, float], ...] = ()
     """Normalized returns at the headline target during training, by step."""
     notes: tuple[str, ...] = ()
-    """What a reader must know about it."""
+    """Caveats for the reader, such as an unfinished training."""
 
     @property
     def unit(self) -> tuple[str, Reference]:
-        """What its scores are measured in."""
+        """The unit of its scores: environment and reference returns. Scores in different units are not comparable."""
         return (self.task.env_id, self.task.reference)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it acted in another version of the environment than that of its data."""
+        """Whether some of its data was recorded in another version of the environment than it acted in."""
         return any(env_id != self.task.env_id for env_id in self.task.data_env_ids)
 
     def summaries(self) -> list[TargetSummary]:
-        """One for each target."""
+        """One summary for each target."""
         return summarize(self.episodes, self.task.reference)
 
     def scores(self, target: float) -> NDArray[np.float64]:
@@ -80,100 +80,101 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What runs of one configuration reach at one target, in normalized returns. A run's score is its mean."""
+    """A group's normalized returns at one target, over seeds. A run's score is the mean over its episodes."""
 
     target: float
     is_headline: bool
     num_seeds: int | None
-    """None for a policy that was not trained."""
+    """Number of seeds; None for a policy that was not trained here."""
     num_episodes: int
-    """Of the run with the fewest."""
+    """Number of episodes of the run that has the fewest."""
     mean: float
     std: float | None
-    """Over seeds."""
+    """Sample standard deviation over seeds; None for one seed."""
     iqm: float
     interval: Interval | None
-    """Of the interquartile mean."""
+    """95 % interval of the interquartile mean; None for one seed."""
     return_mean: float
     length_mean: float
 
     @property
     def is_few(self) -> bool:
-        """Too few seeds or episodes to mean much."""
+        """Whether there are too few seeds or episodes for a reliable result."""
         few_seeds = self.num_seeds is not None and self.num_seeds < FEW_SEEDS
         return few_seeds or self.num_episodes < FEW_EPISODES
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
-    """The policy, and what sets it apart from others of the same name."""
+    """The policy, with the settings in which it differs from others of the same name."""
     runs: tuple[Evaluation, ...]
     results: tuple[TargetResult, ...]
-    """The headline first."""
+    """One result for each target, the headline target first."""
 
     @property
     def first(self) -> Evaluation:
-        """For what all of them share."""
+        """The first run, for what all runs of the group share."""
         return self.runs[0]
 
     @property
     def headline(self) -> TargetResult:
-        """At the target that counts."""
+        """The result at the headline target."""
         return self.results[0]
 
     @property
     def run_scores(self) -> NDArray[np.float64]:
-        """(N,), at the headline."""
+        """The score of each run at the headline target, (N,)."""
         return _run_scores(self.runs, self.headline.target)
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader must know before comparing."""
-        own, name = self.first, f"{self.label} on {self.first.task.dataset}"
+        """What a reader must know before comparing results."""
+        task, name = self.first.task, f"{self.label} on {self.first.task.dataset}"
         found = [f"{name}, seed {run.seed}: {note}" for run in self.runs for note in run.notes]
-        if own.is_elsewhere:
-            found.append(
-                f"{name}: trained on data of {', '.join(own.task.data_env_ids)}, evaluated in {own.task.env_id}"
-            )
+        if self.first.is_elsewhere:
+            found.append(f"{name}: trained on data from {', '.join(task.data_env_ids)}, evaluated in {task.env_id}")
         if len({run.step for run in self.runs}) > 1:
             steps = ", ".join(f"seed {run.seed}: {run.step}" for run in self.runs)
-            found.append(f"{name}: checkpoints of different steps ({steps})")
+            found.append(f"{name}: the checkpoints are from different steps ({steps})")
         targets = {episode.target for run in self.runs for episode in run.episodes}
         if missing := targets - {result.target for result in self.results}:
             listed = ", ".join(f"{target:g}" for target in sorted(missing))
-            found.append(f"{name}: not all seeds have episodes at the targets {listed}, so there is no result for them")
+            found.append(f"{name}: not all seeds have episodes at the targets {listed}, so these have no result")
         return found
 
 
 @dataclass(frozen=True)
 class Average:
-    """Over tasks, of cells that are measured in the same unit."""
+    """A policy's average over tasks whose scores have the same unit."""
 
     policy: str
     mode: str | None
     version: str
-    """Of the environments."""
+    """The version of the environments, such as ``v5``."""
     datasets: tuple[str, ...]
     mean: float
+    """Mean over tasks of the mean over seeds."""
     iqm: float
+    """Interquartile mean over all runs of all tasks."""
     interval: Interval | None
+    """95 % interval of the interquartile mean."""
     is_few: bool
-    """Whether any cell is marked as few."""
+    """Whether any of its tasks has too few seeds or episodes."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was evaluated, grouped."""
+    """All evaluations, grouped by configuration."""
 
     groups: tuple[Group, ...]
     published: Published = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made: command, versions and so on."""
+    """How the report was produced, such as the command, the commit and the versions."""
     failures: tuple[str, ...] = ()
-    """What could not be evaluated, and why."""
+    """Messages about runs that could not be evaluated."""
 
     @classmethod
     def of(
@@ -187,18 +188,19 @@ class Report:
         """Group runs by their configuration.
 
         Raises:
-            ValueError: if two runs of one configuration have the same seed: they are one experiment, not two.
+            ValueError: if two runs of one configuration have the same seed, as they are one experiment; or if a run has
+                no episode at the headline target.
         """
         by_kind: dict[tuple[Any, ...], list[Evaluation]] = {}
         for run in runs:
             by_kind.setdefault((run.configuration, run.policy, run.mode, *run.unit, run.task.headline), []).append(run)
-        labels = _labels([own[0] for own in by_kind.values()])
-        groups = [_group(label, own) for label, own in zip(labels, by_kind.values(), strict=True)]
+        labels = _labels([members[0] for members in by_kind.values()])
+        groups = [_group(label, members) for label, members in zip(labels, by_kind.values(), strict=True)]
         return cls(tuple(groups), published or {}, provenance or {}, tuple(failures))
 
     @property
     def warnings(self) -> list[str]:
-        """Of all groups, and of what is not among them."""
+        """The warnings of all groups, about averages, and about runs that could not be evaluated."""
         found = [warning for group in self.groups for warning in group.warnings]
         by_version: dict[str, set[tuple[str, ...]]] = {}
         for average in self.averages():
@@ -208,12 +210,13 @@ class Report:
             for version, sets in by_version.items()
             if len(sets) > 1
         ]
-        return [*found, *self.failures]
+        return list(dict.fromkeys([*found, *self.failures]))  # once each: both modes of a run have its notes
 
     def averages(self) -> list[Average]:
-        """For each policy and mode: over its tasks, if it has several in one unit, and each of them once.
+        """Averages over tasks, one for each policy, inference mode and version of the environments.
 
-        Tasks of one unit are in one version of the environments, and an environment has one pair of reference returns.
+        A policy has no average if it has fewer than two tasks, if one of its data sets occurs twice, or if one
+        environment has different reference returns.
         """
         cells: dict[tuple[str, str | None, str], list[Group]] = {}
         for group in self.groups:
@@ -233,7 +236,7 @@ class Report:
                     mode=mode,
                     version=version,
                     datasets=datasets,
-                    mean=float(np.mean([own.mean() for own in scores])),
+                    mean=float(np.mean([task_scores.mean() for task_scores in scores])),
                     iqm=float(interquartile_mean(np.concatenate(scores))),
                     interval=iqm_interval(scores, random=np.random.default_rng(BOOTSTRAP_SEED)),
                     is_few=any(group.headline.is_few for group in tasks),
@@ -242,11 +245,11 @@ class Report:
         return averages
 
     def published_for(self, run: Evaluation) -> tuple[float, float] | None:
-        """What was published for its data set and policy."""
+        """The published mean and spread for a run's data set and policy; None if there are none."""
         return self.published.get(run.task.dataset, {}).get(run.policy)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, all raw returns included."""
+        """The whole report as JSON values, with all raw returns."""
         return {
             "unit": "normalized return: 100 * (return - random_return) / (expert_return - random_return)",
             "provenance": dict(self.provenance),
@@ -266,7 +269,7 @@ class Report:
 
 
 def _labels(runs: Sequence[Evaluation]) -> list[str]:
-    """The policy; and, where several of one name differ in their settings, those that differ."""
+    """The label of each run: the policy, and the settings in which runs of the same policy and data set differ."""
     labels = []
     for run in runs:
         alike = [
@@ -281,9 +284,9 @@ def _group(label: str, runs: Sequence[Evaluation]) -> Group:
     ordered = tuple(sorted(runs, key=lambda run: -1 if run.seed is None else run.seed))
     seeds = [run.seed for run in ordered]
     if len(set(seeds)) < len(seeds):
-        own = next(run for run in ordered if seeds.count(run.seed) > 1)
-        paths = ", ".join(str(run.checkpoint) for run in ordered if run.seed == own.seed)
-        raise ValueError(f"{label} on {own.task.dataset} is there twice with seed {own.seed}: {paths}")
+        repeated = next(run for run in ordered if seeds.count(run.seed) > 1)
+        paths = ", ".join(str(run.checkpoint) for run in ordered if run.seed == repeated.seed)
+        raise ValueError(f"{label} on {repeated.task.dataset} has several runs with seed {repeated.seed}: {paths}")
     headline = ordered[0].task.headline
     common = set.intersection(*({episode.target for episode in run.episodes} for run in ordered))
     if headline not in common:
@@ -294,7 +297,7 @@ def _group(label: str, runs: Sequence[Evaluation]) -> Group:
 
 
 def _run_scores(runs: Sequence[Evaluation], target: float) -> NDArray[np.float64]:
-    """(N,), a score for each run."""
+    """The score of each run, (N,)."""
     return np.array([run.scores(target).mean() for run in runs])
 
 
@@ -316,7 +319,7 @@ def _result(runs: Sequence[Evaluation], target: float, headline: float) -> Targe
 
 
 def _described(group: Group) -> dict[str, Any]:
-    """What the runs of a group share."""
+    """What the runs of a group share, as JSON values."""
     run, task = group.first, group.first.task
     return {
         "label": group.label,
@@ -335,7 +338,7 @@ def _described(group: Group) -> dict[str, Any]:
 
 
 def _profile(group: Group) -> dict[str, float]:
-    """Threshold -> share of episodes above it."""
+    """Threshold -> share of episodes with a score above it."""
     runs = [run.scores(group.headline.target) for run in group.runs]
     shares = performance_profile(runs, PROFILE_THRESHOLDS).tolist()
     return {str(threshold): share for threshold, share in zip(PROFILE_THRESHOLDS, shares, strict=True)}

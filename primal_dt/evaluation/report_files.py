@@ -1,4 +1,4 @@
-"""A report on paper: tables for terminals and Markdown, ``report.md``, ``report.csv``, ``report.json``."""
+"""A report as text: tables for terminals and Markdown, ``report.md``, ``report.csv`` and ``report.json``."""
 
 import csv
 import io
@@ -16,18 +16,19 @@ __all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_r
 
 HEADLINE, FEW, ELSEWHERE = "*", "†", "‡"
 MARKS = f"""\
-{HEADLINE} the headline target; {FEW} fewer than 3 seeds or 10 episodes; {ELSEWHERE} in another version of the
-environment than that of the data"""
+{HEADLINE} headline target. {FEW} fewer than 3 seeds or 10 episodes. {ELSEWHERE} the data was recorded in
+another version of the environment."""
 NOTES = f"""\
-Normalized return: 0 is the reference's random policy, 100 its expert (D4RL). {HEADLINE} is the headline target, fixed
-in the task table before evaluation; other targets are shown, not selected. A run's score is the mean over its episodes.
-± is the sample standard deviation over seeds; IQM the interquartile mean over seeds (of three or fewer: the mean), in
-brackets its 95 % interval by a stratified bootstrap over seeds. {FEW}: fewer than 3 seeds or fewer than 10 episodes.
-{ELSEWHERE}: evaluated in another version of the environment than that of the data."""
+The normalized return is D4RL's: 0 is the return of the reference's random policy, and 100 is that of its expert. The
+headline target ({HEADLINE}) is fixed in the task table before the evaluation. Results at other targets are shown, but
+none of them is selected. A run's score is the mean over its episodes. ± is the sample standard deviation over seeds.
+IQM is the interquartile mean over seeds; with three or fewer seeds it is the mean. The square brackets show its 95 %
+interval, from a stratified bootstrap over seeds. {FEW} marks results with fewer than 3 seeds or fewer than 10 episodes.
+{ELSEWHERE} marks policies whose data was recorded in another version of the environment."""
 
 
 def results_table(report: Report) -> str:
-    """What each configuration reaches at each target: the table that people want to see first."""
+    """The main table: the result of each configuration at each target."""
     rows = [
         [
             group.first.task.dataset,
@@ -60,7 +61,7 @@ def results_table(report: Report) -> str:
 
 
 def runs_table(report: Report) -> str:
-    """Every run by itself."""
+    """One row for each run and target."""
     rows = [
         [
             run.task.dataset,
@@ -80,14 +81,14 @@ def runs_table(report: Report) -> str:
         for run in group.runs
         for summary in run.summaries()
     ]
-    header = ["data set", "policy", "mode", "seed", "step", "target", "mean ± std over episodes", "median", "least"]
-    return format_table([*header, "most", "length", "episodes"], rows)
+    header = ["data set", "policy", "mode", "seed", "step", "target", "mean ± std over episodes", "median", "min"]
+    return format_table([*header, "max", "length", "episodes"], rows)
 
 
 def tasks_table(report: Report) -> str:
-    """Tasks down, policies across, as in Table 4 of the paper: ours, and in brackets what was published.
+    """Tasks as rows and policies as columns, as in Table 4 of the paper. Published results are in parentheses.
 
-    Tasks for which something was published come first, in the published order, with all the published columns.
+    Tasks with published results come first, in the published order. Every published column is shown.
     """
     here = list(dict.fromkeys(group.first.task.dataset for group in report.groups))
     datasets = [name for name in report.published if name in here] + [n for n in here if n not in report.published]
@@ -108,7 +109,7 @@ def tasks_table(report: Report) -> str:
 
 
 def cells_table(report: Report) -> str:
-    """What stands behind each cell of :func:`tasks_table`."""
+    """The details of each cell of :func:`tasks_table`: seeds, episodes, steps, target, environment."""
     rows = []
     for group in report.groups:
         run, result = group.first, group.headline
@@ -128,11 +129,11 @@ def cells_table(report: Report) -> str:
             ]
         )
     header = ["data set", "policy", "ours", "published", "seeds", "episodes", "step", "target", "environment"]
-    return format_table([*header, "returns at 0, 100"], rows)
+    return format_table([*header, "random and expert return"], rows)
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write plots, if matplotlib is installed, then ``report.md``, ``report.csv`` and ``report.json``.
+    """Write ``report.md``, ``report.csv``, ``report.json`` and, if matplotlib is installed, plots.
 
     Returns the path of ``report.md``.
     """
@@ -158,16 +159,16 @@ def _markdown(report: Report, pictures: Sequence[str]) -> str:
     parts += [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in pictures]
     parts += ["## Tasks and policies", tasks_table(report)]
     if any(report.published_for(group.first) for group in report.groups):
-        parts.append("In brackets: as published, for D4RL's data in D4RL's environments.")
+        parts.append("Published results are in parentheses. They are for D4RL's data in D4RL's environments.")
     for average in report.averages():
         interval = "" if average.interval is None else f" [{average.interval.low:.1f}, {average.interval.high:.1f}]"
         parts.append(
             f"{_heading(average.policy, average.mode)}, {average.version}: mean {average.mean:.1f}, IQM "
             f"{average.iqm:.1f}{interval} over {len(average.datasets)} tasks{FEW if average.is_few else ''}."
         )
-    parts += ["## What stands behind each cell", cells_table(report), "## Runs", runs_table(report)]
+    parts += ["## Details of each cell", cells_table(report), "## Runs", runs_table(report)]
     if report.provenance:
-        parts += ["## How it was made", "\n".join(f"* {name}: {value}" for name, value in report.provenance.items())]
+        parts += ["## Provenance", "\n".join(f"* {name}: {value}" for name, value in report.provenance.items())]
     return "\n\n".join(parts) + "\n"
 
 

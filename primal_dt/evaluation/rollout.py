@@ -1,4 +1,4 @@
-"""Runs a policy in several environments at once. It knows gymnasium's interface, and nothing of transformers.
+"""Rollouts: run a policy in several environments at once. They use gymnasium's interface and know no transformer.
 
 Axes: E environments, S state, A action.
 """
@@ -16,24 +16,24 @@ __all__ = ["Environment", "Episode", "Policy", "RolloutError", "rollout"]
 
 
 class Policy(Protocol):
-    """What is run."""
+    """A policy that acts in several environments at once."""
 
     def reset(self, targets: NDArray[np.float64], /) -> None:
-        """Begin an episode in each of E environments, with the return (E,) to ask for."""
+        """Begin an episode in each of E environments, with the target returns (E,)."""
 
     def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
-        """(E, S) -> (E, A)."""
+        """Observations (E, S) -> actions (E, A)."""
 
     def observe(self, rewards: NDArray[np.float64], /) -> None:
-        """Rewards (E,) of the last actions."""
+        """Receive the rewards (E,) of the last actions."""
 
     def keep(self, rows: NDArray[np.bool_], /) -> None:
-        """Go on with some of the environments."""
+        """Continue with the environments where ``rows`` (E,) is True. The episodes of the others have ended."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """How one ended."""
+    """The result of an episode."""
 
     target: float
     seed: int
@@ -42,7 +42,7 @@ class Episode:
 
 
 class RolloutError(RuntimeError):
-    """An episode could not go on: its environment failed, or its action is not finite."""
+    """An episode could not continue: its environment failed, or an action or a reward is not finite."""
 
 
 def rollout(
@@ -56,26 +56,27 @@ def rollout(
     on_step: Callable[[int], None] = lambda running: None,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> list[Episode]:
-    """One episode for each pair of target and seed, in the order in which they are given.
+    """Run one episode for each pair of target and seed, and return them in this order.
 
-    An episode is a function of the policy, its target and its seed, if the policy is one of its history alone: how many
-    run at once, and in how many processes, makes no difference.
+    If the policy's actions depend only on the history of their own episode, an episode depends only on the policy, its
+    target and its seed: the number of environments and the number of workers make no difference.
 
     Args:
-        policy: acts in all environments at once.
-        make_environment: called once for each environment that runs at a time; with workers, in their processes.
-        targets: the return to ask for in each episode.
-        seeds: that the environment of each episode is reset with.
-        num_environments: how many run at a time, at most.
-        num_workers: processes that step them; 0 for this one alone.
-        on_step: told after each step how many still run.
-        on_episode: told of each episode when it ends, so that it is not lost if a later one fails.
+        policy: the policy.
+        make_environment: creates an environment. It is called once for each environment that runs at the same time;
+            with workers, in the worker processes.
+        targets: the target return of each episode.
+        seeds: the seed with which the environment is reset, for each episode.
+        num_environments: maximum number of environments that run at the same time.
+        num_workers: number of processes that step the environments; 0 steps them in this process.
+        on_step: called after each step, with the number of episodes that are still running.
+        on_episode: called with each episode when it ends, so that it is not lost if a later one fails.
 
     Raises:
-        RolloutError: if an environment fails or an action is not finite.
+        RolloutError: if an environment fails, or an action or a reward is not finite.
     """
     if len(targets) != len(seeds):
-        raise ValueError(f"there must be one target for each seed, not {len(targets)} for {len(seeds)}")
+        raise ValueError(f"targets ({len(targets)}) and seeds ({len(seeds)}) must have the same length")
     if num_environments < 1:
         raise ValueError(f"num_environments ({num_environments}) must be at least 1")
     count = min(num_environments, len(seeds))
@@ -98,7 +99,7 @@ def _run(
     on_step: Callable[[int], None],
     on_episode: Callable[[Episode], None],
 ) -> list[Episode]:
-    """Episodes side by side; those that have ended leave the batch."""
+    """Run episodes side by side. Those that end leave the batch."""
     count = len(seeds)
     total, length = np.zeros(count), 0
     episodes: dict[int, Episode] = {}
@@ -107,10 +108,10 @@ def _run(
     policy.reset(np.asarray(targets, np.float64))
     while len(running):
         actions = policy.act(observations)
-        named = [seeds[i] for i in running.tolist()]
-        _check("action", actions, named, step=length, observations=observations)
+        running_seeds = [seeds[i] for i in running.tolist()]
+        _check("action", actions, running_seeds, step=length, observations=observations)
         observations, rewards, ended, failures = environments.step(running, actions)
-        _check("reward", rewards[:, None], named, step=length, observations=observations)
+        _check("reward", rewards[:, None], running_seeds, step=length, observations=observations)
         total[running] += rewards
         length += 1
         policy.observe(rewards)
@@ -134,12 +135,12 @@ def _check(
     step: int,
     observations: NDArray[np.floating],
 ) -> None:
-    """An environment would go on with a NaN, and its return would mean nothing."""
+    """Raise if a value is not finite: an environment would continue with a NaN, and the return would be meaningless."""
     bad = ~np.isfinite(values).all(axis=1)
     if bad.any():
         row = int(bad.argmax())
         seen = "is finite" if np.isfinite(observations[row]).all() else "is not finite either"
         raise RolloutError(
             f"the {what} at step {step} of the episode with seed {seeds[row]} is not finite: {values[row].tolist()}; "
-            f"the observation that goes with it {seen}"
+            f"the observation {seen}"
         )

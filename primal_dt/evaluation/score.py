@@ -1,4 +1,4 @@
-"""Episodes -> normalized returns, target by target.
+"""Episodes -> normalized returns for each target.
 
 The normalized return is D4RL's: 0 for the reference's random policy, 100 for its expert.
 """
@@ -25,7 +25,7 @@ def normalized(returns: ArrayLike, reference: Reference) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """A run's episodes that were asked for one return. Deviations are over the episodes."""
+    """A summary of a run's episodes at one target. Standard deviations are over episodes (``ddof=0``)."""
 
     target: float
     num_episodes: int
@@ -40,18 +40,18 @@ class TargetSummary:
 
 
 def summarize(episodes: Iterable[Episode], reference: Reference) -> list[TargetSummary]:
-    """One summary for each target, in the order in which targets come."""
+    """One summary for each target, in the order of their first episodes."""
     by_target: dict[float, list[Episode]] = {}
     for episode in episodes:
         by_target.setdefault(episode.target, []).append(episode)
     summaries = []
-    for target, own in by_target.items():
-        returns = np.array([episode.total_reward for episode in own])
+    for target, members in by_target.items():
+        returns = np.array([episode.total_reward for episode in members])
         scores = normalized(returns, reference)
         summaries.append(
             TargetSummary(
                 target=target,
-                num_episodes=len(own),
+                num_episodes=len(members),
                 return_mean=float(returns.mean()),
                 return_std=float(returns.std()),
                 normalized_mean=float(scores.mean()),
@@ -59,14 +59,14 @@ def summarize(episodes: Iterable[Episode], reference: Reference) -> list[TargetS
                 normalized_median=float(np.median(scores)),
                 normalized_least=float(scores.min()),
                 normalized_most=float(scores.max()),
-                length_mean=float(np.mean([episode.length for episode in own])),
+                length_mean=float(np.mean([episode.length for episode in members])),
             )
         )
     return summaries
 
 
 def evaluation_scalars(summaries: Iterable[TargetSummary]) -> dict[str, float]:
-    """What is logged of an evaluation; the first target is the headline."""
+    """The scalars to log for an evaluation. The first target is the headline target."""
     scalars: dict[str, float] = {}
     for summary in summaries:
         scalars.setdefault(HEADLINE, summary.normalized_mean)
@@ -78,7 +78,7 @@ def evaluation_scalars(summaries: Iterable[TargetSummary]) -> dict[str, float]:
 
 
 def summary_table(summaries: Iterable[TargetSummary]) -> str:
-    """For people."""
+    """The summaries as a table, one row for each target."""
     rows = [
         [
             f"{summary.target:g}",
@@ -92,5 +92,5 @@ def summary_table(summaries: Iterable[TargetSummary]) -> str:
         ]
         for summary in summaries
     ]
-    header = ["target", "return", "normalized return", "median", "least", "most", "length", "episodes"]
+    header = ["target", "return", "normalized return", "median", "min", "max", "length", "episodes"]
     return format_table(header, rows)

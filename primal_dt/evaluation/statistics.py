@@ -1,8 +1,8 @@
-"""Scores of several runs as one number with an interval, and as a distribution.
+"""Statistics over runs: the interquartile mean (IQM) with an interval, and performance profiles.
 
-After "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264): with few runs, a mean
-without an interval says little. A run's score is the mean over its episodes; tasks are strata, runs are resampled
-within each.
+They follow "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264): with few runs, a
+mean without an interval says little. A run's score is the mean over its episodes. The bootstrap is stratified: runs are
+resampled within each task.
 
 Axes: T tasks, N runs of a task.
 """
@@ -17,20 +17,20 @@ __all__ = ["Interval", "interquartile_mean", "iqm_interval", "performance_profil
 
 NUM_RESAMPLES = 5_000
 Scores = Sequence[NDArray[np.float64]]
-"""T arrays (N,), a score for each run of each task."""
+"""T arrays (N,): the score of each run of each task."""
 
 
 class Interval(NamedTuple):
-    """Where a number is, with 95 % confidence."""
+    """A 95 % confidence interval."""
 
     low: float
     high: float
 
 
 def interquartile_mean(scores: ArrayLike) -> NDArray[np.float64]:
-    """(..., N) -> (...): the mean of what is left when a quarter is cut off at each end.
+    """Scores (..., N) -> IQM (...): the mean without the lowest and the highest quarter of the scores.
 
-    As many are cut off as a quarter of N has whole ones, so of three or fewer none: then it is the mean.
+    ``N // 4`` scores are cut off at each end. With three or fewer none is, so the IQM is the mean.
     """
     values = np.sort(np.asarray(scores, np.float64), axis=-1)
     count = values.shape[-1]
@@ -39,9 +39,9 @@ def interquartile_mean(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def iqm_interval(scores: Scores, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES) -> Interval | None:
-    """A stratified bootstrap's percentile interval of the interquartile mean over all runs of all tasks.
+    """The percentile interval of the IQM over all runs of all tasks, from a stratified bootstrap.
 
-    None where nothing can be resampled: if no task has two runs.
+    It is None if no task has two runs, because nothing can be resampled.
     """
     if all(len(runs) < 2 for runs in scores):
         return None
@@ -51,16 +51,16 @@ def iqm_interval(scores: Scores, *, random: np.random.Generator, num_resamples: 
 
 
 def std_over_seeds(scores: ArrayLike) -> float | None:
-    """The standard deviation that runs with other seeds would have, estimated from these; None from one run."""
+    """The sample standard deviation over seeds (``ddof=1``); None for a single run."""
     values = np.asarray(scores, np.float64)
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 def performance_profile(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
-    """The share of episodes with a score above each threshold, every run having the same weight.
+    """The share of episodes with a score above each threshold, (M,). Every run has the same weight.
 
     Args:
-        runs: an array for each run, the scores of its episodes.
+        runs: the scores of the episodes of each run, one array for each run.
         thresholds: (M,).
     """
     return np.asarray(_shares(runs, thresholds).mean(0))
@@ -69,7 +69,7 @@ def performance_profile(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float
 def profile_band(
     runs: Scores, thresholds: ArrayLike, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Where the profile is with 95 % confidence at each threshold, from resampled runs; None from one run."""
+    """The 95 % band of the profile at each threshold, two arrays (M,), by resampling runs; None for a single run."""
     if len(runs) < 2:
         return None
     shares = _shares(runs, thresholds)  # (N, M)
@@ -79,11 +79,11 @@ def profile_band(
 
 
 def _shares(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
-    """(N, M)."""
+    """The share of episodes above each threshold for each run, (N, M)."""
     levels = np.asarray(thresholds, np.float64)
     return np.stack([(np.asarray(run)[:, None] > levels).mean(0) for run in runs])
 
 
 def _resampled(scores: Scores, random: np.random.Generator, num_resamples: int) -> list[NDArray[np.float64]]:
-    """T arrays (num_resamples, N): runs drawn with replacement, within each task."""
+    """Draw runs with replacement within each task: T arrays (num_resamples, N)."""
     return [np.asarray(runs)[random.integers(len(runs), size=(num_resamples, len(runs)))] for runs in scores]

@@ -1,4 +1,4 @@
-"""A trained run, opened to be evaluated."""
+"""Trained runs, opened for evaluation."""
 
 import hashlib
 import json
@@ -19,45 +19,47 @@ from primal_dt.training.scalars import HEADLINE
 __all__ = ["TrainedRun", "describe_run", "open_run"]
 
 Curve = Sequence[tuple[int, float]]
+"""Steps and normalized returns."""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A checkpoint and where it acts. Its weights are mapped into memory: they are read when they are used."""
+    """A checkpoint and the task in which it is evaluated. Its weights are memory-mapped: they are read on first use."""
 
     path: Path
     """The checkpoint's file."""
     digest: str
+    """The digest of the file's content."""
     folder: Path | None
     """The run folder; None for a checkpoint that is not in one."""
     checkpoint: Checkpoint
     task: RunTask
-    """The checkpoint's, in the version of the environment that it is evaluated in."""
+    """The checkpoint's task, with the version of the environment in which the policy is evaluated."""
     notes: tuple[str, ...]
-    """What a reader of results must know about it."""
+    """Caveats for a reader of the results."""
 
     @property
     def name(self) -> str:
-        """The run folder's name, or the file's."""
+        """The name of the run folder; for a checkpoint outside a run folder, of the file."""
         return self.path.name if self.folder is None else self.folder.name
 
     @property
     def seed(self) -> int:
-        """The seed of its training."""
+        """The training's seed."""
         return int(self.checkpoint.config["run"]["seed"])
 
     @property
     def configuration(self) -> str:
-        """The digest of all that makes the policy but the seed."""
+        """The digest of everything that the trained policy depends on, except the seed."""
         return _configuration(self.checkpoint.config, self.checkpoint.task)
 
     @property
     def evaluations_folder(self) -> Path:
-        """Where its episodes are cached."""
+        """The folder of the episode cache."""
         return (self.folder or self.path.parent) / "evaluations"
 
     def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
-        """Its episodes, with what a report says about them."""
+        """The evaluation that consists of these episodes."""
         curve = () if self.folder is None else curve_of(read_metrics(self.folder), HEADLINE)
         return describe_run(
             self.checkpoint.config,
@@ -76,24 +78,25 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
     """Open the last checkpoint of a run, or a checkpoint by its file.
 
     Args:
-        path: a run folder or a file.
-        mode: how it will be run.
-        env_id: another version of the environment to evaluate in.
+        path: a run folder or a checkpoint file.
+        mode: the inference mode, which is checked against the model.
+        env_id: the environment to evaluate in. If None: the one that the run was trained for.
 
     Raises:
-        CheckpointError: if there is no checkpoint that can be read.
-        ValueError: if it cannot be run in this mode.
+        CheckpointError: if there is no readable checkpoint, or the last one is damaged.
+        ValueError: if the model does not support the mode.
     """
     file, checkpoint = _newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path, mmap=True))
     require_mode(mode, checkpoint.shape)
     in_run = file.parent.name == "checkpoints"
+    task = checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id)
     return TrainedRun(
         path=file,
         digest=file_digest(file),
         folder=file.parent.parent if in_run else None,
         checkpoint=checkpoint,
-        task=checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id),
-        notes=_notes(file, checkpoint, in_run=in_run),
+        task=task,
+        notes=_notes(file, checkpoint, task, in_run=in_run),
     )
 
 
@@ -109,18 +112,18 @@ def describe_run(
     trained_for: RunTask | None = None,
     notes: tuple[str, ...] = (),
 ) -> Evaluation:
-    """A run's episodes, with what a report says about them.
+    """The evaluation of a run: its episodes, and what a report says about the run.
 
     Args:
-        config: how it was trained, as plain values.
-        task: where the episodes were run.
-        episodes: the result.
-        step: the checkpoint's.
-        checkpoint: its file.
-        mode: of inference.
+        config: the configuration of the training, as plain values.
+        task: the task in which the episodes were run.
+        episodes: the episodes.
+        step: the checkpoint's step.
+        checkpoint: the checkpoint's file.
+        mode: the inference mode.
         curve: normalized returns at the headline target during training, by step.
-        trained_for: the task of the training, if that was another version of the environment.
-        notes: what a reader must know.
+        trained_for: the task of the training, if it differs from ``task``.
+        notes: caveats for the reader.
     """
     return Evaluation(
         policy=config["model"]["attention"],
@@ -138,26 +141,28 @@ def describe_run(
 
 
 def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
-    """Equal for runs that differ in the seed alone."""
+    """A digest that is equal for runs that differ only in their seed."""
     content: dict[str, Any] = {name: config[name] for name in ("model", "optimizer")}
     content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
-    """A damaged checkpoint is not silently replaced by an older one."""
+    """Load the last checkpoint. If it is damaged, raise: it is not silently replaced by an older one."""
     file, checkpoint, problems = CheckpointFolder(folder / "checkpoints").newest(mmap=True)
     if problems:
-        raise CheckpointError(f"{'; '.join(problems.values())}. To evaluate the one before it, name it: {file}")
+        raise CheckpointError(f"{'; '.join(problems.values())}. To evaluate an older checkpoint, give its path: {file}")
     return file, checkpoint
 
 
-def _notes(file: Path, checkpoint: Checkpoint, *, in_run: bool) -> tuple[str, ...]:
-    """In what way it is not a run's result."""
+def _notes(file: Path, checkpoint: Checkpoint, task: RunTask, *, in_run: bool) -> tuple[str, ...]:
+    """The reasons why an evaluation is not the final result of a run."""
     notes = []
     planned = checkpoint.config["optimizer"]["steps"]
     if checkpoint.step < planned:
-        notes.append(f"its training had reached step {checkpoint.step} of {planned}")
+        notes.append(f"training is unfinished (step {checkpoint.step} of {planned})")
     if in_run and file != CheckpointFolder(file.parent).paths()[-1]:
         notes.append(f"{file.name} is not the last checkpoint of its run")
+    if task.env_id != checkpoint.task.env_id:
+        notes.append(f"trained for {checkpoint.task.env_id}, evaluated in {task.env_id}")
     return tuple(notes)

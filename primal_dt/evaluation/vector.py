@@ -1,4 +1,4 @@
-"""Several environments, stepped in this process or in processes of their own.
+"""Several environments, stepped in this process or in worker processes.
 
 Axes: E environments, S state, A action.
 """
@@ -20,43 +20,42 @@ __all__ = ["Environment", "EnvironmentFailedError", "Environments"]
 
 
 class Steps(NamedTuple):
-    """What n environments answered."""
+    """The results of one step of n environments."""
 
     observations: NDArray[np.floating]
     """(n, S)."""
     rewards: NDArray[np.float64]
     """(n,)."""
     ended: NDArray[np.bool_]
-    """(n,), whether the episode is over."""
+    """(n,), whether the episode has ended."""
     failures: list[str]
-    """What went wrong with those that could not make the step. Their other answers mean nothing."""
+    """A message for each environment that failed. The other results of a failed environment are meaningless."""
 
 
 class Environment(Protocol):
-    """What is used of a ``gymnasium.Env``."""
+    """The part of ``gymnasium.Env`` that rollouts use."""
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: its first observation (S,)."""
+        """Begin an episode. Returns its first observation (S,), and an info that is not used."""
 
     def step(self, action: Any, /) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Observation, reward, terminated, truncated."""
+        """Returns observation (S,), reward, terminated, truncated, and an info that is not used."""
 
     def close(self) -> Any:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class EnvironmentFailedError(RuntimeError):
-    """An environment raised something, or its process died."""
+    """An environment raised an exception, or its worker process died."""
 
 
 class Environments:
-    """E environments, by their numbers from 0. A context manager: it closes what it made.
+    """E environments, numbered from 0. Use it as a context manager, which closes them.
 
     Args:
-        make_environment: makes one. With workers it has to be something that can be sent to another process, such as
-            a function of a module.
-        count: E.
-        num_workers: processes among which they are shared out; 0 for none but this one.
+        make_environment: creates an environment. With workers it must be picklable, such as a function of a module.
+        count: number of environments, E.
+        num_workers: number of processes that share the environments; 0 steps them in this process.
     """
 
     def __init__(self, make_environment: Callable[[], Environment], count: int, *, num_workers: int = 0) -> None:
@@ -80,7 +79,7 @@ class Environments:
         self.close()
 
     def reset(self, seeds: Sequence[int]) -> NDArray[np.floating]:
-        """Begin an episode in the first of them, one for each seed: observations (len(seeds), S)."""
+        """Begin an episode in the first ``len(seeds)`` environments. Returns observations (len(seeds), S)."""
         every, given = np.arange(len(seeds)), np.asarray(seeds)
         answer = self._ask("reset", every, given)
         if answer.failures:
@@ -88,11 +87,11 @@ class Environments:
         return answer.observations
 
     def step(self, numbers: NDArray[np.int_], actions: NDArray[np.floating]) -> Steps:
-        """Step those of these numbers."""
+        """Step the environments with these numbers (n,), with actions (n, A)."""
         return self._ask("step", numbers, actions)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all environments."""
         for group in self._groups:
             group.close()
 
@@ -116,7 +115,7 @@ class Environments:
 
 
 class _Local:
-    """Some of the environments, in this process."""
+    """Some of the environments, in this process. ``ask`` returns a function that does the work."""
 
     def __init__(self, make_environment: Callable[[], Environment], numbers: Sequence[int]) -> None:
         self._environments: dict[int, Environment] = {}
@@ -151,20 +150,20 @@ class _Local:
         try:
             self._last[number] = self._environments[number].reset(seed=int(seed))[0]
         except Exception as error:
-            raise EnvironmentFailedError(self._told(number, error)) from error
+            raise EnvironmentFailedError(self._failure(number, error)) from error
         return self._last[number], 0.0, False
 
     def _step(self, number: int, action: NDArray[np.floating], failures: list[str]) -> tuple[Any, float, bool]:
         try:
             observation, reward, terminated, truncated, _ = self._environments[number].step(action)
-        except Exception as error:  # the others shall make their step, so that what ends with it is not lost
-            failures.append(self._told(number, error))
+        except Exception as error:  # the other environments still step, so that episodes that end now are not lost
+            failures.append(self._failure(number, error))
             return self._last[number], 0.0, False
         self._last[number] = observation
         self._steps[number] += 1
         return observation, float(reward), terminated or truncated
 
-    def _told(self, number: int, error: Exception) -> str:
+    def _failure(self, number: int, error: Exception) -> str:
         return (
             f"the environment of the episode with seed {self._seeds[number]} failed at step {self._steps[number]}: "
             f"{type(error).__name__}: {error}"
@@ -172,17 +171,17 @@ class _Local:
 
 
 class _Remote:
-    """Some of the environments, in a process of their own."""
+    """Some of the environments, in a worker process. ``ask`` returns a function that waits for the worker's answer."""
 
     def __init__(self, make_environment: Callable[[], Environment], numbers: Sequence[int]) -> None:
         context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
-        if os.name == "posix":  # not forked from here, where there are threads: from a server that has none
+        if os.name == "posix":  # this process has threads, so workers are forked from a server that has none
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["__main__", __name__])  # imported once, not by every worker
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, make_environment, numbers), daemon=True)
+        self._connection, worker_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(worker_end, make_environment, numbers), daemon=True)
         self._process.start()
-        theirs.close()
+        worker_end.close()
 
     def ask(self, what: str, numbers: NDArray[np.int_], values: NDArray[Any]) -> Callable[[], Steps]:
         try:
@@ -192,7 +191,7 @@ class _Remote:
         return self._answer
 
     def close(self) -> None:
-        with suppress(OSError):  # if it is gone already
+        with suppress(OSError):  # the worker may have exited
             self._connection.send(None)
         self._process.join(timeout=5)
         if self._process.is_alive():
@@ -211,12 +210,12 @@ class _Remote:
 
     def _died(self) -> EnvironmentFailedError:
         self._process.join(timeout=5)
-        return EnvironmentFailedError(f"a process with environments has died, exit code {self._process.exitcode}")
+        return EnvironmentFailedError(f"a worker process died with exit code {self._process.exitcode}")
 
 
 def _serve(connection: Connection, make_environment: Callable[[], Environment], numbers: Sequence[int]) -> None:
-    """The loop of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    """Serve requests in a worker process until the request is None or the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     group: _Local | None = None
     try:
         while (request := connection.recv()) is not None:
@@ -226,7 +225,7 @@ def _serve(connection: Connection, make_environment: Callable[[], Environment], 
             except Exception as error:
                 connection.send(EnvironmentFailedError(str(error)))
     except (EOFError, OSError):
-        pass  # who asked is gone
+        pass  # the main process has exited
     finally:
         if group is not None:
             group.close()

@@ -1,1 +1,1 @@
-"""The Decision Transformer and the loss that it is trained with."""
+"""The Decision Transformer and its training loss."""

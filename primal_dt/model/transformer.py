@@ -1,6 +1,6 @@
-"""The Decision Transformer: returns, states and actions in, actions out.
+"""The Decision Transformer: predicts actions from returns-to-go, states and actions.
 
-Axes: B batch, K context steps, L = 3K tokens, D width, S state, A action.
+Axes: B batch, K context steps, L = 3K tokens, M chosen tokens, D width, S state, A action.
 """
 
 from dataclasses import dataclass
@@ -17,45 +17,47 @@ __all__ = ["ATTENTION_STACKS", "DecisionTransformer", "ModelOutput", "ModelShape
 
 PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
 ATTENTION_STACKS = (PRIMAL_PLUS, PRIMALFORMER, *(kind for kind in CAUSAL_KINDS if kind != "primal"))
-"""``primal-plus``: softmax below, Causal Primal-Attention on top; ``primalformer``: the latter everywhere; or one other
-kind everywhere, of which ``softmax`` is the canonical Decision Transformer."""
+"""Names of the attention stacks. ``primal-plus`` has Causal Primal-Attention in the top layer and softmax attention
+below. ``primalformer`` has Causal Primal-Attention in all layers. The others have one kind in all layers; ``softmax``
+is the canonical Decision Transformer."""
 
 TOKENS_PER_STEP = 3
 STATE_POSITIONS = slice(1, None, TOKENS_PER_STEP)
-"""Tokens are (R_1, s_1, a_1, R_2, s_2, a_2, ...): an action is read where its state is."""
+"""Positions of the states among the tokens (R_1, s_1, a_1, R_2, s_2, a_2, ...). Actions are predicted there."""
 
 
 class ModelOutput(NamedTuple):
-    """What the model says about a batch."""
+    """The model's output for a batch."""
 
     actions: Tensor
     """(B, K, A), within the action box."""
     objectives: dict[int, Tensor]
-    """Layer -> J (B,), for layers that have one, if it was asked for."""
+    """Layer index -> J (B,), for layers that have one; empty if J was not requested."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """All that is needed to build a model: part of every checkpoint."""
+    """Everything needed to build a model; part of every checkpoint."""
 
     state_width: int
+    """S, the number of state entries."""
     action_low: tuple[float, ...]
-    """(A,), the least action."""
+    """(A,), the lower bounds of the action box."""
     action_high: tuple[float, ...]
-    """(A,), the most."""
+    """(A,), the upper bounds of the action box."""
     attention: str = PRIMAL_PLUS
     """One of ``ATTENTION_STACKS``."""
     width: int = 128
-    """D."""
+    """D, the width of the tokens."""
     num_heads: int = 1
     num_layers: int = 3
     context: int = 20
-    """K, the most steps of a window."""
+    """K, the maximum number of steps in a window."""
     rank: int = 32
-    """R, directions of a primal layer."""
+    """R, the number of projection directions of a primal layer."""
     dropout: float = 0.1
     max_timesteps: int = 1000
-    """How many timesteps an episode can have."""
+    """Maximum number of timesteps in an episode."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTION_STACKS:
@@ -69,19 +71,20 @@ class ModelShape:
             raise ValueError(f"dropout ({self.dropout}) must be at least 0 and below 1")
         if len(self.action_low) != len(self.action_high) or not self.action_low:
             raise ValueError(
-                f"action_low ({len(self.action_low)} entries) and action_high ({len(self.action_high)}) must agree"
+                f"action_low (length {len(self.action_low)}) and action_high (length {len(self.action_high)}) "
+                "must have the same length, at least 1"
             )
         if any(low >= high for low, high in zip(self.action_low, self.action_high, strict=True)):
             raise ValueError(f"every action_low {self.action_low} must be below its action_high {self.action_high}")
 
     @property
     def action_width(self) -> int:
-        """A."""
+        """A, the number of action entries."""
         return len(self.action_low)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """The kind of attention of each layer, from the bottom."""
+        """The attention kind of each layer, from bottom to top."""
         if self.attention == PRIMAL_PLUS:
             return ("softmax",) * (self.num_layers - 1) + ("primal",)
         return ("primal" if self.attention == PRIMALFORMER else self.attention,) * self.num_layers
@@ -94,7 +97,7 @@ class Block(nn.Module):
         super().__init__()
         options: dict[str, int] = {}
         if kind == "softmax":
-            options["right_padded"] = True  # as windows are
+            options["right_padded"] = True  # windows are padded on the right
         if kind == "primal":
             options["rank"] = shape.rank
         if kind == "cosformer":
@@ -112,7 +115,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, valid: Tensor | None, *, positions: Positions = None, with_objective: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, L, D) -> (B, M, D) at the chosen positions, and J (B,) if the layer has one and it is asked for."""
+        """(B, L, D) -> (B, M, D) at the chosen positions, and J (B,) if the layer has one and it is requested."""
         hidden, objective = self.attention(
             self.attention_norm(x), valid, positions=positions, with_objective=with_objective
         )
@@ -121,22 +124,26 @@ class Block(nn.Module):
         return self.finish(x, hidden), objective
 
     def finish(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """What comes after attention: x (B, M, D) and what attention says, (B, M, D) -> (B, M, D)."""
+        """Complete the block after attention: input x and attention output, (B, M, D) each -> (B, M, D)."""
         x = x + hidden
-        rows = self.mlp_norm(x).flatten(0, -2)  # in place, a view of its input would cost the ReLU a copy
+        # Two axes: with three, the in-place ReLU would get a view as its input, which costs a copy.
+        rows = self.mlp_norm(x).flatten(0, -2)
         return x + self.mlp(rows).view_as(x)
 
 
 class DecisionTransformer(nn.Module):
-    """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from what came before it and the state itself.
+    """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from the tokens before the state and the state itself.
 
-    A linear embedding of each kind of token plus one embedding of the timestep for all three, a LayerNorm, a causal
-    transformer, and at the state tokens ``center + radius * tanh(linear(x))``, which is within the action box. The top
-    block is computed at the state tokens only. There is no embedding of positions besides the timestep's.
+    Each kind of token has a linear embedding, plus a timestep embedding shared by all three. A LayerNorm and a causal
+    transformer follow. The action at a state token is ``center + radius * tanh(linear(x))``, which is within the action
+    box. The top block is computed at the state tokens only. There is no positional embedding other than the timestep's.
 
     With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from the
-    Decision Transformer's published code: pre-norm blocks of our own instead of GPT-2's, no dropout on attention
-    weights (Primal-Attention has none), and padding on the right.
+    Decision Transformer's published code: our own pre-norm blocks instead of GPT-2's, no dropout on attention weights
+    (Primal-Attention has no such weights), and padding on the right.
+
+    Args:
+        shape: the sizes and the attention stack.
     """
 
     action_center: Tensor
@@ -160,7 +167,7 @@ class DecisionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights as GPT-2 and the Decision Transformer draw them: normal with deviation 0.02, biases zero.
+        """Initialize as GPT-2 and the Decision Transformer do: normal with standard deviation 0.02, biases zero.
 
         Attention layers keep their own initialization.
         """
@@ -175,12 +182,15 @@ class DecisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, batch: Batch, *, with_objective: bool = False) -> ModelOutput:
-        """The action at every step.
+        """Predict the action at every step.
 
         Args:
-            batch: windows of at most K steps, padded on the right. The action of a step may be anything: it is not
-                seen at that step.
-            with_objective: return J of the layers that have one.
+            batch: windows of at most K steps, padded on the right. The action of a step may hold any finite value: the
+                model does not see it at that step.
+            with_objective: also return J of the layers that have one.
+
+        Returns:
+            The actions (B, K, A), and J (B,) by layer.
         """
         self._check_batch(batch)
         valid = batch.valid.repeat_interleave(TOKENS_PER_STEP, dim=1)  # (B, L)
@@ -190,13 +200,13 @@ class DecisionTransformer(nn.Module):
             top = number == len(self.blocks) - 1
             x, objective = block(
                 x, valid, positions=STATE_POSITIONS if top else None, with_objective=with_objective
-            )  # the last: (B, K, D)
+            )  # (B, L, D), from the top block (B, K, D)
             if objective is not None:
                 objectives[number] = objective
         return ModelOutput(self.actions_at(x), objectives)
 
     def tokens(self, batch: Batch) -> Tensor:
-        """(B, L, D), the embedded sequence of returns, states and actions."""
+        """(B, L, D), the embedded sequence of returns-to-go, states and actions."""
         padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
         time = self.embed_timestep(batch.timesteps.masked_fill(~batch.valid, 0))  # (B, K, D)
         kinds = (
@@ -208,22 +218,24 @@ class DecisionTransformer(nn.Module):
         return self.embed_dropout(self.embed_norm(interleaved))
 
     def _check_batch(self, batch: Batch) -> None:
-        # On a GPU this would make the host wait: there, who makes the batch has to see to it.
+        # On a GPU these checks would make the host wait. There, the caller must ensure that the batch is valid.
         if batch.valid.device.type != "cpu" or torch.compiler.is_compiling():
             return
         first, last = map(int, batch.timesteps.masked_fill(~batch.valid, 0).aminmax())
         if first < 0 or last >= self.shape.max_timesteps:
             raise ValueError(
-                f"timestep {first if first < 0 else last} is not one of the model's, 0 to "
-                f"{self.shape.max_timesteps - 1}: episodes must not be longer than max_timesteps"
+                f"timestep {first if first < 0 else last} must be from 0 to {self.shape.max_timesteps - 1}: "
+                f"episodes must not be longer than max_timesteps ({self.shape.max_timesteps})"
             )
         if bool((batch.valid[:, 1:] > batch.valid[:, :-1]).any()):
-            raise ValueError("a window has padding before a real step: it must be on the right, after all real steps")
+            raise ValueError(
+                "a window has padding before a valid step: padding must be on the right, after all valid steps"
+            )
 
     def actions_at(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., A), within the action box."""
         return self.action_center + self.action_radius * torch.tanh(self.head(self.final_norm(x)))
 
     def num_parameters(self) -> int:
-        """How many numbers are learned."""
+        """Number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)

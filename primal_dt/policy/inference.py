@@ -1,9 +1,9 @@
-"""The model step by step, as a policy runs it: what has been computed before is kept.
+"""Step-by-step inference for a policy, with caches of earlier results.
 
-At step t of an episode three tokens are new: the action a_{t-1}, the return R_t and the state s_t. The model's window
-then has the 3K - 1 tokens from R_{t-K+1} to s_t, all of them real.
+At step t of an episode three tokens are new: the action a_{t-1}, the return-to-go R_t and the state s_t. The model's
+window then holds the 3K - 1 tokens from R_{t-K+1} to s_t, all of them real.
 
-Axes: N rows (an environment each), n rows of a tile, M new tokens, K context steps, D width, S state, A action,
+Axes: N rows (one environment each), n rows of a tile, M new tokens, K context steps, D width, S state, A action,
 H heads, P = D / H.
 """
 
@@ -28,28 +28,29 @@ __all__ = [
 ]
 
 INFERENCE_VERSION = 1
-"""To be raised with every change after which a policy's actions have other bits: kept episodes are then run again."""
+"""Version of the policy's results. Increase it with every change that alters any bit of an action: cached episodes are
+then run again."""
 
 InferenceMode = Literal["window", "streaming"]
 LAST = slice(-1, None)
 ALIGNED = 16
-"""Numbers of single precision in a cache line."""
+"""Number of float32 values in a cache line."""
 
 
 def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
-    """Check that a model can be run in a mode.
+    """Check that a model supports an inference mode.
 
     Raises:
-        ValueError: if it cannot.
+        ValueError: if the mode is unknown or the model does not support it.
     """
     if mode not in ("window", "streaming"):
         raise ValueError(f"mode must be window or streaming, not {mode!r}")
     if mode == "streaming" and (other := sorted(set(shape.layer_kinds) - {"softmax", "primal"})):
-        raise ValueError(f"streaming is for stacks of softmax and primal layers, not of {other[0]}: use mode window")
+        raise ValueError(f"mode streaming supports only softmax and primal layers, not {other[0]}: use mode window")
 
 
 def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
-    """``window`` (exact) or ``streaming`` (each token once)."""
+    """Build inference in mode ``window`` (exact) or ``streaming`` (computes each token once)."""
     require_mode(mode, model.shape)
     if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
         return WindowInference(model, num_rows)
@@ -57,11 +58,11 @@ def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: in
 
 
 class Inference(ABC):
-    """Episodes side by side, all at the same step.
+    """Base class of inference for N parallel episodes, all at the same step.
 
     Args:
-        model: in evaluation mode.
-        num_rows: N.
+        model: the model, in evaluation mode.
+        num_rows: N, the number of episodes.
     """
 
     def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
@@ -69,15 +70,18 @@ class Inference(ABC):
         self.blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.num_rows = num_rows
         self.timestep = 0
-        self._actions = self._zeros(model.shape.action_width)  # (N, A), of the last step
+        self._actions = self._zeros(model.shape.action_width)  # (N, A), the actions of the last step
 
     def step(self, states: Tensor, returns: Tensor, tiles: Tiles) -> Tensor:
-        """The actions (N, A) of the next step.
+        """Compute the actions of the next step.
 
         Args:
             states: (N, S), standardized.
-            returns: (N, 1), what is left of the targets, scaled.
-            tiles: how to divide the work.
+            returns: (N, 1), the returns-to-go, scaled.
+            tiles: how to divide the rows.
+
+        Returns:
+            The actions (N, A).
         """
 
         def run(rows: slice) -> None:
@@ -90,12 +94,12 @@ class Inference(ABC):
         return self._actions
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
-        """Go on with these rows, by their numbers, in the first places of ``num_rows``."""
-        self._actions = _kept(self._actions, rows, num_rows)
+        """Continue with the rows of these indices, moved to the front of ``num_rows`` rows."""
+        self._actions = _keep_rows(self._actions, rows, num_rows)
         self.num_rows = num_rows
 
     def _embed(self, rows: slice, states: Tensor, returns: Tensor) -> Tensor:
-        """The new tokens (n, M, D): three, or two at the first step, which has no action before it."""
+        """The new tokens (n, M, D): three, or two at the first step, which has no previous action."""
         model, t = self.model, self.timestep
         time = model.embed_timestep.weight
         tokens = [model.embed_return(returns) + time[t], model.embed_state(states) + time[t]]
@@ -108,25 +112,26 @@ class Inference(ABC):
 
     @abstractmethod
     def _make_room(self) -> None:
-        """Before the tokens of a step come."""
+        """Prepare the caches for the tokens of the next step."""
 
     @abstractmethod
     def _newest(self, rows: slice, x: Tensor) -> Tensor:
-        """New tokens (n, M, D) -> what the last block says at the state token (n, 1, D)."""
+        """New tokens (n, M, D) -> the output of the last block at the newest state token (n, 1, D)."""
 
 
 class WindowInference(Inference):
-    """Exact: what the model says of the last K steps. Of any attention stack.
+    """Exact inference: the model's output for the last K steps. Supports every attention stack.
 
-    Embeddings do not depend on the rest of the window and are kept; so are the queries, keys and values of a first
-    layer of softmax attention. All else is computed anew, the top layer for the newest state token only.
+    Embeddings are cached, since they do not depend on the rest of the window. In a stack of several layers whose first
+    layer is softmax attention, its queries, keys and values are cached too. Everything else is computed again at each
+    step, the top layer for the newest state token only.
     """
 
     def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
         super().__init__(model, num_rows)
         shape = model.shape
         self._length = TOKENS_PER_STEP * shape.context - 1
-        capacity = 3 * self._length  # so that the window is seldom moved back to the beginning
+        capacity = 3 * self._length  # so that the window is rarely moved back to the front
         self._end = 0
         self._tokens = self._zeros(capacity, shape.width)  # (N, capacity, D)
         first, *above = (block.attention for block in self.blocks)
@@ -136,16 +141,16 @@ class WindowInference(Inference):
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         super().keep(rows, num_rows)
-        self._tokens = _kept(self._tokens, rows, num_rows)
-        self._projected = [_kept(kept, rows, num_rows) for kept in self._projected]
+        self._tokens = _keep_rows(self._tokens, rows, num_rows)
+        self._projected = [_keep_rows(cache, rows, num_rows) for cache in self._projected]
 
     def _make_room(self) -> None:
         num_new = TOKENS_PER_STEP if self.timestep else TOKENS_PER_STEP - 1
         if self._end + num_new > self._tokens.shape[1]:
             last = slice(self._end - self._length, self._end)
             self._tokens[:, : self._length] = self._tokens[:, last]
-            for kept in self._projected:
-                kept[:, :, : self._length] = kept[:, :, last]
+            for cache in self._projected:
+                cache[:, :, : self._length] = cache[:, :, last]
             self._end = self._length
         self._new = slice(self._end, self._end + num_new)
         self._end += num_new
@@ -157,9 +162,9 @@ class WindowInference(Inference):
         window = self._tokens[rows, self._window]  # (n, L, D)
         if self._first is not None:
             block = below.pop(0)
-            for kept, new in zip(self._projected, self._first.project(block.attention_norm(x)), strict=True):
-                kept[rows, :, self._new] = new  # (N, H, capacity, P)
-            q, k, v = (kept[rows, :, self._window] for kept in self._projected)  # (n, H, L, P)
+            for cache, new in zip(self._projected, self._first.project(block.attention_norm(x)), strict=True):
+                cache[rows, :, self._new] = new  # (N, H, capacity, P)
+            q, k, v = (cache[rows, :, self._window] for cache in self._projected)  # (n, H, L, P)
             window = block.finish(window, self._first.attend(q, k, v, seen=None))
         x = window
         for block in below:
@@ -169,12 +174,13 @@ class WindowInference(Inference):
 
 
 class StreamingInference(Inference):
-    """Each token once, when it is new: of stacks of softmax and Causal Primal-Attention.
+    """Computes each token once, when it is new. Supports stacks of softmax and Causal Primal-Attention.
 
-    Softmax layers keep keys and values of the window's tokens, in a ring; primal layers their running sum over the
-    window, which a new token enters and the oldest leaves. Until the window slides, this is what the model says of the
-    window. Afterwards it is another function than the one that was trained: the model computes a window from nothing
-    but itself, while here what is kept of a token was computed when it was new, from tokens before the window.
+    Softmax layers cache the keys and values of the window's tokens in a ring buffer. Primal layers cache the sum over
+    the window: new tokens are added and the oldest subtracted. Until the window slides, the result equals the model's
+    output for the window. Afterwards it is a different function from the trained one: the model computes a window from
+    that window alone, while the cached values of a token were computed when it was new, from tokens that have since
+    left the window.
     """
 
     def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
@@ -199,14 +205,14 @@ class StreamingInference(Inference):
 
 
 class _SoftmaxMemory:
-    """Keys and values of the last K steps; what is new at step t is in slot t modulo K."""
+    """Keys and values of the last K steps. The tokens that are new at step t are in slot t modulo K."""
 
     def __init__(self, layer: SoftmaxAttention, context: int, num_rows: int) -> None:
         self.layer = layer
         self.context = context
         num_tokens = TOKENS_PER_STEP * context
-        # Rounded up, so that the rows of every product begin where the processor likes them: how a product rounds can
-        # depend on that.
+        # Rounded up, so that the rows of every product start at a cache line: how a product rounds can depend on the
+        # alignment.
         ring = (num_rows, layer.num_heads, -(-num_tokens // ALIGNED) * ALIGNED, layer.head_width)
         self._keys, self._values = (layer.output.weight.new_zeros(ring) for _ in range(2))
         self._masks: dict[int, Tensor] = {}
@@ -214,16 +220,17 @@ class _SoftmaxMemory:
     def make_room(self, timestep: int) -> None:
         begin = TOKENS_PER_STEP * (timestep % self.context)
         self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
-        number = min(timestep, self.context + timestep % self.context)  # from step K on they repeat
+        number = min(timestep, self.context + timestep % self.context)  # from step K on, the masks repeat
         if number not in self._masks:
             self._masks[number] = self._mask(timestep).to(self._keys.device)
         self._seen = self._masks[number]  # (M, ring)
 
     def _mask(self, timestep: int) -> Tensor:
-        """Which of the ring each of the new tokens sees."""
+        """(M, ring) bool, True where a new token attends to a token in the ring."""
         slot, num_steps = timestep % self.context, min(timestep + 1, self.context)
         own = slice(TOKENS_PER_STEP * slot, TOKENS_PER_STEP * (slot + 1))
-        # The slot of the oldest step begins with the action before it, which is not in the window; the first with none.
+        # The slot of the oldest step starts with the action before that step, which is not in the window. Step 0 has no
+        # action before it: the first entry of its slot is empty.
         oldest = 0 if timestep < self.context else (timestep + 1) % self.context
         seen = torch.zeros(TOKENS_PER_STEP, self._keys.shape[2], dtype=torch.bool)
         seen[:, : TOKENS_PER_STEP * num_steps] = True
@@ -232,7 +239,7 @@ class _SoftmaxMemory:
         return seen[0 if timestep else 1 :]
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
-        """(n, M, D), normalized -> the layer's output at the chosen positions."""
+        """New tokens (n, M, D), normalized -> the layer's output at the chosen positions."""
         q, k, v = self.layer.project(x)
         self._keys[rows, :, self._new], self._values[rows, :, self._new] = k, v
         seen = self._seen
@@ -241,11 +248,11 @@ class _SoftmaxMemory:
         return self.layer.attend(q, self._keys[rows], self._values[rows], seen=seen)
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
-        self._keys, self._values = _kept(self._keys, rows, num_rows), _kept(self._values, rows, num_rows)
+        self._keys, self._values = _keep_rows(self._keys, rows, num_rows), _keep_rows(self._values, rows, num_rows)
 
 
 class _PrimalMemory:
-    """The running sum over the window, and its tokens, to take off what leaves; in slots as above."""
+    """The running sum over the window, and the window's tokens, to subtract those that leave. Slots as above."""
 
     def __init__(self, layer: CausalPrimalAttention, context: int, num_rows: int) -> None:
         self.layer = layer
@@ -256,13 +263,13 @@ class _PrimalMemory:
     def make_room(self, timestep: int) -> None:
         begin = TOKENS_PER_STEP * (timestep % self.context)
         self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
-        if timestep >= self.context:  # the return and the state of this slot's last step leave, and its action
+        if timestep >= self.context:  # the oldest step leaves: its return and state, and its action from the next slot
             leaving = [begin + 1, begin + 2, (begin + 3) % self._ring.shape[1]]
             state = PrimalState(self._total, self._count, None).without(self._ring[:, leaving])
             self._total, self._count, _ = state
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
-        """(n, M, D), normalized -> the layer's output at the chosen positions."""
+        """New tokens (n, M, D), normalized -> the layer's output at the chosen positions."""
         state = PrimalState(self._total[rows], self._count[rows], None)
         hidden, state = self.layer.advance(x, state, positions=positions)
         self._total[rows], self._count[rows] = state.total, state.num_tokens
@@ -271,7 +278,7 @@ class _PrimalMemory:
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         self._total, self._count, self._ring = (
-            _kept(buffer, rows, num_rows) for buffer in (self._total, self._count, self._ring)
+            _keep_rows(buffer, rows, num_rows) for buffer in (self._total, self._count, self._ring)
         )
 
 
@@ -283,7 +290,7 @@ def _memory_of(block: Block, context: int, num_rows: int) -> _SoftmaxMemory | _P
     return _PrimalMemory(layer, context, num_rows)
 
 
-def _kept(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """The chosen rows, moved to the front."""
+def _keep_rows(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Move the chosen rows to the front; return the first ``num_rows`` rows."""
     buffer[: len(rows)] = buffer[rows]
     return buffer[:num_rows]

@@ -1,8 +1,8 @@
-"""Work on many rows, divided so that no row's result depends on the others.
+"""Divide work on many rows so that no row's result depends on the other rows.
 
-How a matrix product rounds depends on its size, and with some kernels also on where its operands begin in memory and on
-how threads share it. A tile has always the same number of rows; and where kernels are not known to be indifferent to
-threads, one thread computes it from beginning to end, and tiles run side by side.
+How a matrix product rounds depends on its size. With some kernels it also depends on where the operands start in memory
+and on how threads share the work. So a tile always has the same number of rows. Where a kernel's rounding may depend on
+threads, one thread computes a whole tile, and several tiles run in parallel.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,19 +14,22 @@ import torch
 __all__ = ["Tiles"]
 
 MOST_THREADS = 4
-"""Of one tile: 192 rows of tokens, shared out among 1 to 4 threads, are whole numbers of the rows that kernels take at
-a time, and then round alike."""
+"""Maximum number of threads for one tile. In streaming mode a tile has 64 environments with 3 new tokens each. These
+192 rows, divided among 1 to 4 threads, are a multiple of the rows that a kernel processes at a time, so that the number
+of threads does not change how it rounds."""
 
 
 class Tiles:
     """Runs a function on tiles of rows, in inference mode.
 
     Args:
-        size: rows of a tile; None for one tile of all rows.
-        side_by_side: each tile on one thread, as many at a time as torch has threads. Else one after the other, on at
-            most four threads: for tiles whose products have the same bits when shared out among so few. (torch has one
-            number of threads for each thread, and one for those that are yet to come. Side by side, the latter becomes
-            1 too: a program that makes threads of its own afterwards and computes in them has to say how many.)
+        size: rows per tile; None for one tile of all rows, on all threads.
+        side_by_side: run each tile on one thread, and as many tiles in parallel as torch has threads. Otherwise tiles
+            run one after the other, each on at most four threads. Use that only if the products of a tile have the same
+            bits on one to four threads.
+
+            Side effect of ``side_by_side``: threads that the program creates later have one torch thread each, unless
+            they call ``torch.set_num_threads``.
     """
 
     def __init__(self, size: int | None, *, side_by_side: bool = False) -> None:
@@ -37,27 +40,27 @@ class Tiles:
         self._pool: ThreadPoolExecutor | None = None
 
     def whole(self, num_rows: int) -> int:
-        """So many rows, rounded up to whole tiles."""
+        """Round a number of rows up to whole tiles."""
         return num_rows if self.size is None else -(-num_rows // self.size) * self.size
 
     def run(self, function: Callable[[slice], None], num_rows: int) -> None:
-        """Call a function for each tile, by its rows."""
+        """Call ``function`` with the slice of rows of each tile."""
         size = self.size or max(1, num_rows)
 
         def infer(first: int) -> None:
-            with torch.inference_mode():  # a thread's own affair
+            with torch.inference_mode():  # set separately in each thread
                 function(slice(first, first + size))
 
-        every = range(0, num_rows, size)
+        starts = range(0, num_rows, size)
         if not self._side_by_side:
             with _at_most_threads(MOST_THREADS if self.size is not None else torch.get_num_threads()):
-                for first in every:
+                for first in starts:
                     infer(first)
             return
         if self._pool is None:
             threads = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-        for _ in self._pool.map(infer, every):
+        for _ in self._pool.map(infer, starts):
             pass
 
 

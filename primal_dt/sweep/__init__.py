@@ -1,1 +1,1 @@
-"""Grids of runs on one machine or on a Ray cluster."""
+"""Run grids of training runs on one machine or on a Ray cluster."""

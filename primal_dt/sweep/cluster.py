@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: this machine by default. The only place that knows Ray, which the extra ``cluster`` brings."""
+"""Run jobs on a Ray cluster or on this machine. Only this module uses Ray, which the extra ``cluster`` installs."""
 
 import importlib.util
 import logging
@@ -19,15 +19,15 @@ __all__ = ["Resources", "connected", "nodes", "require_cluster", "require_room",
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 150.0
-"""What jobs get to come to a checkpoint when the sweep is stopped."""
+"""Time for jobs to save a checkpoint and exit when the sweep is stopped."""
 RETRY_SECONDS, MOST_RETRY_SECONDS = 2.0, 60.0
-"""Until a job is tried again: then twice as many, and so on."""
+"""Delay before the first retry of a job, and maximum delay. The delay doubles with each retry."""
 MOST_DEATHS = 3
-"""Of machines or workers under a job that has not come further meanwhile."""
+"""Consecutive deaths of a job's machine or worker, without progress in between, after which the job fails."""
 PATIENCE = 5
-"""How often a file system that does not answer is asked again, a second later."""
+"""Number of retries, one second apart, when the file system raises an OSError."""
 LOOK_SECONDS = 30.0
-"""Between looks at whether there is a node for the jobs, if none of them runs."""
+"""Interval between checks for why no job is running."""
 CONNECT_SECONDS = 5.0
 GIBIBYTE = 2**30
 Result = TypeVar("Result")
@@ -35,79 +35,79 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job asks for, or what a node has."""
+    """Resources that a job requests, or that a node has."""
 
     cpus: float
     gpus: float
     memory_gib: float
 
     def __str__(self) -> str:
-        return f"{self.cpus:g} cores, {self.gpus:g} GPUs and {self.memory_gib:.3g} GiB"
+        return f"{self.cpus:g} CPU, {self.gpus:g} GPU, {self.memory_gib:.3g} GiB memory"
 
     @property
     def threads(self) -> int:
-        """Of a job's programs."""
+        """Number of threads that a job's programs use."""
         return max(1, int(self.cpus))
 
     def options(self) -> dict[str, Any]:
-        """As Ray calls them."""
+        """The same resources as options of a Ray task."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": int(self.memory_gib * GIBIBYTE)}
 
     def room_for(self, job: "Resources") -> int:
-        """How many jobs a node of these resources can run at a time."""
+        """Return the number of such jobs that a node with these resources can run at a time."""
 
-        def times(own: float, asked: float) -> int:
-            return int(own / asked + 1e-9)
+        def times(available: float, requested: float) -> int:
+            return int(available / requested + 1e-9)
 
         room = min(times(self.cpus, job.cpus), times(self.memory_gib, job.memory_gib))
-        return min(room, int(self.gpus) * times(1, job.gpus)) if job.gpus else room  # a job is on one GPU
+        return min(room, int(self.gpus) * times(1, job.gpus)) if job.gpus else room  # a job cannot span two GPUs
 
 
 def require_cluster(address: str | None) -> None:
-    """Find out at once, and quickly, that there is no Ray or that nobody answers at an address.
+    """Check that Ray is installed and that a server answers at the address, without the delay of connecting to Ray.
 
     Raises:
-        ValueError: if that is so.
+        ValueError: if Ray is not installed, or if no server answers.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("sweeps run on Ray: pip install -c constraints.txt -e '.[cluster]'")
+        raise ValueError("sweeps need Ray, which is not installed: pip install -c constraints.txt -e '.[cluster]'")
     host_and_port = re.fullmatch(r"(.+):(\d+)", address or "")
     if host_and_port is not None and "//" not in host_and_port[1]:
         try:
             socket.create_connection((host_and_port[1], int(host_and_port[2])), timeout=CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"nobody answers at --address {address} ({error}): give that of a node where ray start --head was run"
+                f"no server answers at --address {address} ({error}): give that of the node that ran ray start --head"
             ) from error
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """A cluster: a running one by its address, or this machine.
+    """Connect to the Ray cluster at an address, or start Ray on this machine if the address is None.
 
     Raises:
-        ValueError: if Ray is not installed, or there is no cluster.
+        ValueError: if Ray is not installed, or if the cluster is unavailable or stops responding.
     """
     require_cluster(address)
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what it says of workers that die would cut our table
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a job without GPUs sees what its node has
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray's messages on dead workers would break up our table
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # do not hide GPUs from jobs that request none
     import ray
 
     where: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ValueError(f"there is no Ray cluster at {address or 'this machine'}: {error}") from error
+        raise ValueError(f"cannot use Ray on {address or 'this machine'}: {error}") from error
     try:
         yield
     except ray.exceptions.RayError as error:
-        raise ValueError(f"the Ray cluster does not answer any more: {error}") from error
+        raise ValueError(f"the Ray cluster no longer responds: {error}") from error
     finally:
         ray.shutdown()
 
 
 def nodes() -> list[Resources]:
-    """What the nodes of the cluster have, those that are alive."""
+    """Return the resources of each live node of the cluster."""
     import ray
 
     every: list[Mapping[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -115,34 +115,34 @@ def nodes() -> list[Resources]:
 
 
 def require_room(job: Resources) -> None:
-    """Tell that no node can run a job, instead of waiting for one in silence.
+    """Check that some node can run a job, instead of waiting forever without a message.
 
     Raises:
-        ValueError: if that is so.
+        ValueError: if no node has the resources.
     """
-    there = nodes()
-    if not any(node.room_for(job) for node in there):
+    available = nodes()
+    if not any(node.room_for(job) for node in available):
         raise ValueError(
-            f"a job asks for {job}, and no node has that ({'; '.join(map(str, there))}): "
-            "change --cpus-per-job, --gpus-per-job or --memory-per-job"
+            f"a job requests {job}, but no node has that much ({'; '.join(map(str, available))}): "
+            "lower --cpus-per-job, --gpus-per-job or --memory-per-job"
         )
 
 
 @dataclass
 class _Tries:
-    """Of one job, in this sweep."""
+    """Counts the attempts at one job in this sweep that did not finish it."""
 
     job: Job
     furthest: int
-    """The step to which it had come when it was last sent."""
+    """Highest step that the job had reached before the current attempt."""
     failures: int = 0
     deaths: int = 0
-    """One after the other, of the machine or the worker, without coming further."""
+    """Consecutive deaths of the machine or the worker, without progress in between."""
     begin_at: float = field(default_factory=time.monotonic)
-    """When it may be sent."""
+    """Earliest time of the next attempt, on the monotonic clock."""
 
     def count(self, *, died: bool) -> None:
-        """A try has ended, and the job is not done."""
+        """Count an attempt that ended before the job was done, and schedule the next one."""
         step = _patiently(self.job.progress)[0]
         if not died:
             self.failures += 1
@@ -162,23 +162,23 @@ def run_jobs(
     on_end: Callable[[Job, JobRecord], None],
     on_wait: Callable[[str], None],
 ) -> dict[str, JobRecord]:
-    """Run jobs on the cluster that is connected, as many at a time as there is room for.
+    """Run jobs on the connected cluster, as many at a time as its resources allow.
 
-    A job whose worker or node dies is sent elsewhere, where it goes on from its last checkpoint; one that fails is
-    tried again, after a pause. Whatever ends this early, Ctrl-C or an error, all jobs first save a checkpoint and stop.
+    If a worker or a node dies, its job resumes elsewhere from the last checkpoint. A job that fails is retried after a
+    delay. If this function ends early, by Ctrl-C or an error, all running jobs first save a checkpoint and stop.
 
     Args:
-        jobs: what is to be done.
-        programs: where things are.
-        resources: of each job.
-        retries: how often a job that fails is tried again. That its machine dies is no failure; but three deaths after
-            which it has not come further are the end.
+        jobs: the jobs to run.
+        programs: the scripts, and the environment variables for them.
+        resources: the resources that each job requests.
+        retries: how often a failed job is retried. The death of its machine or worker does not count as a failure, but
+            a job ends after three consecutive deaths without progress.
         on_poll: called about once a second.
-        on_end: called when a job has been tried for the last time, or is done.
-        on_wait: told why no job runs, or ``""`` if one does.
+        on_end: called with a job and its record when the job is done or has failed for the last time.
+        on_wait: called with the reason why no job is running, or with ``""`` if one is.
 
     Returns:
-        Name of a job -> how it ended.
+        The final record of each job, by the job's name.
     """
     import ray
 
@@ -214,7 +214,7 @@ def run_jobs(
 
 
 def _ended(references: list[Any]) -> list[Any]:
-    """Tasks that have ended, after waiting a little for one."""
+    """Wait up to ``POLL_SECONDS`` for a task to end, and return the tasks that have ended."""
     import ray
 
     if not references:
@@ -225,26 +225,26 @@ def _ended(references: list[Any]) -> list[Any]:
 
 
 def _outcome(reference: Any, job: Job) -> tuple[JobRecord, bool]:
-    """How a job's try ended, and whether its machine, or its worker there, has died under it."""
+    """Return the record after an attempt, and whether the attempt ended because its machine or worker died."""
     import ray
 
     try:
         record: JobRecord = ray.get(reference)
         return record, False
-    except ray.exceptions.RayTaskError as error:  # it could not even be begun there
+    except ray.exceptions.RayTaskError as error:  # the attempt could not start there
         what, died = str(error).strip().splitlines()[-1], False
     except ray.exceptions.RayError as error:
         node = _patiently(lambda: job.record).node or "a node"
-        what, died = f"its worker on {node} has died ({type(error).__name__})", True
+        what, died = f"its worker on {node} died ({type(error).__name__})", True
 
     def fail() -> JobRecord:
-        return job.note(state="failed", errors=(*job.record.errors, f"{what}; what it printed is in {job.log_path}"))
+        return job.note(state="failed", errors=(*job.record.errors, f"{what}; its output is in {job.log_path}"))
 
     return _patiently(fail), died
 
 
 def _patiently(call: Callable[[], Result]) -> Result:
-    """What a file system answers, which may take it some time if it is shared."""
+    """Call a function that uses the file system, with retries: a shared file system may fail for a moment."""
     for _ in range(PATIENCE):
         try:
             return call()
@@ -254,29 +254,29 @@ def _patiently(call: Callable[[], Result]) -> Result:
 
 
 def _why_none_runs(jobs: Sequence[Job], resources: Resources) -> str:
-    """For people; nothing if one does."""
+    """Return a message that says why no job is running, or ``""`` if one is."""
     try:
         if not jobs or any(job.record.is_running for job in jobs):
             return ""
         require_room(resources)
-    except OSError:  # it will be looked at again
+    except OSError:  # the next check may succeed
         return ""
     except ValueError as error:
         return f"waiting: {error}"
-    return "waiting: no job has begun yet, and others may have what the nodes have"
+    return "waiting: no job has started yet; the nodes may be busy with other work"
 
 
 def _stop(running: Mapping[Any, _Tries]) -> None:
-    """Have all jobs save a checkpoint and end."""
+    """Make all running jobs save a checkpoint and exit."""
     import ray
 
     for reference in running:
         with suppress(ray.exceptions.RayError):
-            ray.cancel(reference)  # a KeyboardInterrupt there
+            ray.cancel(reference)  # raises KeyboardInterrupt in the worker
     if running:
         with suppress(ray.exceptions.RayError):
             ray.wait(list(running), num_returns=len(running), timeout=STOP_SECONDS)
     for tries in running.values():
         with suppress(OSError):
-            if tries.job.record.is_running:  # it died, or could not be stopped: its last checkpoint is what there is
+            if tries.job.record.is_running:  # it died or did not stop in time: it will resume from its last checkpoint
                 tries.job.note(state="stopped")

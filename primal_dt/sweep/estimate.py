@@ -1,4 +1,4 @@
-"""What a sweep will take: its jobs, what they ask for, and how long they run, by a short trial of each kind."""
+"""Plan a sweep: list its jobs, the resources they request, and the time they take, by a short trial of each kind."""
 
 import heapq
 import math
@@ -28,32 +28,32 @@ __all__ = ["Trial", "makespan", "show_plan", "this_machine", "try_job"]
 STEPS, LOG_EVERY_STEPS = 40, 10
 EPISODES = 8
 SHARE_OF_MEMORY = 0.7
-"""That Ray gives to tasks; it keeps the rest for objects."""
+"""Share of a node's memory that Ray gives to tasks; the rest is for its object store."""
 
 
 RollOut = Callable[[TrainedRun, EpisodePlan], Evaluation]
-"""Evaluates a run: the sweep itself knows no environment."""
+"""Evaluates a run. The caller supplies it, since this package does not depend on any environment."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a job takes."""
+    """Time and memory of a job, measured in a short trial."""
 
     steps_per_second: float
-    """Of training; the last points of a short one."""
+    """Training steps per second, from the last logging point of the trial."""
     rollout_steps_per_second: float
-    """Of all environments together, in an evaluation."""
+    """Environment steps per second in an evaluation, summed over all environments."""
     start_seconds: float
-    """From the command to the first step."""
+    """Time that the training program spends outside its training steps, mostly to start."""
     peak_gib: float
-    """Of resident memory."""
+    """Peak resident memory of the training program."""
     num_targets: int
-    """Targets that a policy is evaluated at."""
+    """Number of target returns that a policy is evaluated at."""
     episode_limit: int
-    """The most steps of an episode."""
+    """Maximum number of steps in an episode."""
 
     def seconds_left(self, job: Job) -> float:
-        """Of a job, if every episode that is to come had the most steps that it can have."""
+        """Return the remaining time of a job, assuming that every remaining episode has the maximum length."""
         if job.record.state == "done":
             return 0.0
         seconds = self.start_seconds + self._rollout_seconds(job.episodes)
@@ -66,7 +66,7 @@ class Trial:
         return seconds
 
     def _rollout_seconds(self, episodes: int) -> float:
-        """For each target."""
+        """Return the time of ``episodes`` episodes for each target."""
         return episodes * self.num_targets * self.episode_limit / self.rollout_steps_per_second
 
 
@@ -79,25 +79,25 @@ def show_plan(
     stand_in: Callable[[str], str],
     roll_out: RollOut,
 ) -> None:
-    """Print the jobs, what they ask for, and how long they will take.
+    """Print the jobs, the resources they request, and an estimate of how long they will take.
 
     Args:
-        jobs: the sweep's.
-        resources: what each job asks for.
-        programs: for the trials.
-        address: the cluster that the jobs would run on; None for this machine.
-        stand_in: a data set -> the one to use in its trial.
-        roll_out: evaluates a run, for the trials.
+        jobs: all jobs of the sweep.
+        resources: the resources that each job requests.
+        programs: the scripts, and the environment variables for them.
+        address: the Ray cluster that the jobs would run on; None for this machine.
+        stand_in: maps a data set to the one that its trial uses.
+        roll_out: evaluates a run in a trial.
     """
     summary = (
-        f"{len(jobs)} jobs ({counts([job.record for job in jobs])}); each asks for {resources}, and runs on "
-        f"{resources.threads} threads"
+        f"jobs: {len(jobs)} ({counts([job.record for job in jobs])}); each requests {resources}; "
+        f"threads per job: {resources.threads}"
     )
     try:
         trials = _try_kinds(jobs, programs, stand_in, roll_out)
     except ValueError as error:
         print(format_table(["job", "state"], [[job.name, job.record.state] for job in jobs]))
-        print(f"\n{summary}\nno estimate of the time: {error}")
+        print(f"\n{summary}\nno time estimate: {error}")
         return
     left = [0.0 if job.record.state == "done" else trials[_kind(job)].seconds_left(job) for job in jobs]
     rows = [
@@ -112,19 +112,19 @@ def show_plan(
     print(format_table(["trial", "training steps/s", "rollout steps/s", "peak GiB"], rows))
     where, places = _places(resources, address)
     if not places:
-        print(f"\n{where} has no room for such a job: no estimate of the time")
+        print(f"\n{where} cannot run such a job: no time estimate")
         return
     todo = [seconds for seconds in left if seconds]
     minutes = makespan(todo, places) / 60
     long = f"{minutes / 60:,.1f} hours" if minutes >= 100 else f"{minutes:.1f} minutes"
     print(
-        f"\nestimate: {long} on {where}, {min(len(todo), places)} jobs at a time, if every one is as fast as a trial "
-        "that has this machine for itself, and every episode as long as can be"
+        f"\nestimate: {long} on {where} (jobs at a time: {min(len(todo), places)}), assuming that every job is as "
+        "fast as a trial that has this machine to itself, and that every episode has the maximum length"
     )
 
 
 def _kind(job: Job) -> str:
-    """Jobs of one kind take as long as one another."""
+    """Return the attention stack and rank of a job. Jobs that share them are assumed to be equally fast."""
     model = job.config.model
     return model.attention if model.rank is None else f"{model.attention}, rank {model.rank}"
 
@@ -132,7 +132,7 @@ def _kind(job: Job) -> str:
 def _try_kinds(
     jobs: Sequence[Job], programs: Programs, stand_in: Callable[[str], str], roll_out: RollOut
 ) -> dict[str, Trial]:
-    """A trial of each kind that is not done, on its first data set, or on what stands in for that here.
+    """Run a trial for each kind of unfinished job, on the data set of the first such job or on its stand-in.
 
     Raises:
         ValueError: if a trial fails.
@@ -141,22 +141,22 @@ def _try_kinds(
     for job in jobs:
         if job.record.state != "done" and (kind := _kind(job)) not in trials:
             dataset = stand_in(job.config.dataset)
-            print(f"trying {kind} for some steps on {dataset}", file=sys.stderr)
+            print(f"trial of {kind} on {dataset}, {STEPS} training steps", file=sys.stderr)
             trials[kind] = try_job(replace(job, config=replace(job.config, dataset=dataset)), programs, roll_out)
     return trials
 
 
 def _places(resources: Resources, address: str | None) -> tuple[str, int]:
-    """Where jobs would run, and how many at a time."""
+    """Return where jobs would run, and how many at a time."""
     if address is None:
         return "this machine", this_machine().room_for(resources)
     with connected(address):
-        there = nodes()
-    return f"a cluster of {len(there)} nodes", sum(node.room_for(resources) for node in there)
+        available = nodes()
+    return f"a {len(available)}-node cluster", sum(node.room_for(resources) for node in available)
 
 
 def makespan(jobs: Sequence[float], places: int) -> float:
-    """When the last job ends, if each begins as soon as there is a place for it."""
+    """Return the time until the last job ends, if each starts as soon as one of the places is free."""
     free = [0.0] * places
     for seconds in jobs:
         heapq.heappush(free, heapq.heappop(free) + seconds)
@@ -164,17 +164,17 @@ def makespan(jobs: Sequence[float], places: int) -> float:
 
 
 def this_machine() -> Resources:
-    """What jobs can have of it: about what Ray would give them."""
+    """Return the resources that this machine has for jobs: about what Ray would offer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Resources(cores, torch.cuda.device_count(), SHARE_OF_MEMORY * memory)
 
 
 def try_job(job: Job, programs: Programs, roll_out: RollOut) -> Trial:
-    """Train a job for some steps and evaluate it for some episodes, in a temporary folder.
+    """Train a job for ``STEPS`` steps and evaluate it for ``EPISODES`` episodes per target, in a temporary folder.
 
     Raises:
-        ValueError: if the programs fail, with what they print.
+        ValueError: if the training fails, with its error output.
     """
     config = job.config
     with tempfile.TemporaryDirectory(prefix="primal-dt-trial-") as folder:
@@ -206,7 +206,7 @@ def try_job(job: Job, programs: Programs, roll_out: RollOut) -> Trial:
 
 
 def _timed_rollout(run: TrainedRun, roll_out: RollOut, *, threads: int | None) -> tuple[float, Evaluation]:
-    """Seconds of some episodes, and their evaluation."""
+    """Evaluate a run for ``EPISODES`` episodes per target; return the seconds taken and the evaluation."""
     plan = EpisodePlan((), EPISODES, seed=0, num_environments=2 * EPISODES, num_workers=0, fresh=True)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -219,12 +219,12 @@ def _timed_rollout(run: TrainedRun, roll_out: RollOut, *, threads: int | None) -
 
 
 def _timed(command: list[str], job: Job, programs: Programs, output: Path) -> tuple[float, float]:
-    """Seconds and GiB of a program."""
+    """Run a program; return the seconds taken and its peak resident memory in GiB."""
     begin = time.monotonic()
     with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=job.environment(programs.variables))
         _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise ValueError(f"a trial of {job.name} failed: {output.with_suffix('.err').read_text().strip()}")
-    kibibytes = usage.ru_maxrss / (1024 if sys.platform == "darwin" else 1)  # bytes there
+        raise ValueError(f"the trial of {job.name} failed: {output.with_suffix('.err').read_text().strip()}")
+    kibibytes = usage.ru_maxrss / (1024 if sys.platform == "darwin" else 1)  # macOS reports bytes
     return time.monotonic() - begin, kibibytes / 2**20

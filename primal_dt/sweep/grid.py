@@ -1,4 +1,4 @@
-"""Sweeps: grids of training runs, some with names. A grid -> jobs."""
+"""Grids of training runs, the named sweeps, and the jobs of a grid."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,24 +16,23 @@ __all__ = ["SWEEPS", "Grid", "jobs_of"]
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of these, each trained with every seed."""
+    """Every combination of these settings, each trained with every seed."""
 
-    about: str
     preset: str
     datasets: tuple[str, ...]
     attention: tuple[str, ...]
     seeds: tuple[int, ...]
     ranks: tuple[int | None, ...] = (None,)
-    """None for the paper's, or 32."""
+    """Ranks of the primal layers. None: the paper's rank for the task, or 32 if the paper has none."""
     etas: tuple[float | None, ...] = (None,)
-    """None for the preset's."""
+    """Weights of the KSVD penalty. None: the preset's."""
     flags: tuple[str, ...] = ()
-    """Of ``train.py``, for all."""
+    """Flags of ``train.py`` for all runs."""
     episodes: int = 100
-    """Of the evaluation, for each target."""
+    """Evaluation episodes per target return, after training."""
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """The combinations. Rank and eta vary for stacks with a primal layer only: others have none."""
+        """Yield the combinations. Rank and eta vary only for stacks with a primal layer; the others have neither."""
         for dataset, attention, seed in product(self.datasets, self.attention, self.seeds):
             primal = attention in ("primal-plus", "primalformer")
             for rank, eta in product(self.ranks if primal else (None,), self.etas if primal else (None,)):
@@ -47,8 +46,8 @@ TABLE_4 = tuple(
 )
 """The D4RL data sets of the paper's Table 4."""
 SWEEPS: Mapping[str, Grid] = {
+    # Built-in data, Primal.+DT and the canonical Decision Transformer, small: minutes on two cores.
     "demo": Grid(
-        "Built-in data, Primal.+DT and the canonical Decision Transformer, small: minutes on two cores.",
         preset="quick",
         datasets=("primal/hopper/medium-expert-v0",),
         attention=("primal-plus", "softmax"),
@@ -56,44 +55,44 @@ SWEEPS: Mapping[str, Grid] = {
         flags=("--steps", "1000", "--warmup-steps", "50", "--width", "64", "--eval-every-steps", "500"),
         episodes=20,
     ),
+    # The tasks of the paper's Table 4 with every attention stack and five seeds. (The paper: seven, three.)
     "table4": Grid(
-        "The paper's Table 4: nine D4RL tasks, every attention stack, five seeds.",
         preset="paper",
         datasets=TABLE_4,
         attention=ATTENTION_STACKS,
         seeds=(0, 1, 2, 3, 4),
     ),
+    # The paper's Table 7: Primal.+DT with rank 32, 64 and 96 on the nine D4RL tasks, five seeds.
     "table7": Grid(
-        "The paper's Table 7: Primal.+DT with rank 32, 64 and 96 on the nine D4RL tasks, five seeds.",
         preset="paper",
         datasets=TABLE_4,
         attention=("primal-plus",),
         seeds=(0, 1, 2, 3, 4),
         ranks=(32, 64, 96),
     ),
+    # The combinations that the flags give.
     "grid": Grid(
-        "What the flags say.",
         preset="quick",
         datasets=("primal/hopper/medium-expert-v0",),
         attention=("primal-plus", "softmax"),
         seeds=(0, 1, 2),
     ),
 }
-"""Name -> the sweep, which flags can change."""
+"""The named sweeps. Flags can change any of their settings."""
 
 
 def jobs_of(
     grid: Grid, base: Config, *, out: Path, threads: int, device: str, fingerprint: Callable[[str, Config], str]
 ) -> list[Job]:
-    """The jobs of a grid.
+    """Return the jobs of a grid, without duplicates.
 
     Args:
-        grid: what to vary.
-        base: what all have in common.
+        grid: the settings that vary.
+        base: the settings that all jobs share.
         out: the sweep's folder.
-        threads: of a job.
-        device: of a job.
-        fingerprint: the digest of a data set's content, by its name; asked once for each.
+        threads: CPU threads of each job.
+        device: device of each job's training.
+        fingerprint: returns the digest of a data set's content; called once for each data set.
     """
     fingerprints: dict[str, str] = {}
     jobs: dict[str, Job] = {}
@@ -118,7 +117,7 @@ def jobs_of(
 
 
 def _label(config: Config, preset: Config) -> str:
-    """For people. It depends on the job alone: in a larger grid the same job has the same name."""
+    """Return the readable part of a job's name. It depends on the job alone, so a larger grid does not change it."""
     parts = [folder_label(config.dataset), config.model.attention]
     if config.model.rank != preset.model.rank:
         parts.append(f"rank{config.model.rank}")

@@ -1,4 +1,4 @@
-"""A job of a sweep: one training run and its evaluation. What it is, where it writes, how far it has come."""
+"""A job of a sweep: one training run and its evaluation, with its identity, its files and its progress."""
 
 import hashlib
 import json
@@ -21,16 +21,16 @@ __all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
 
 State = Literal["queued", "training", "evaluating", "done", "failed", "stopped"]
 WHERE_AND_HOW = ("out", "name", "resume", "device", "threads", "save_every_steps")
-"""What a configuration says of where it runs and of what it keeps: no part of what is run."""
+"""Fields of ``RunConfig`` that are not part of a job's identity: where it runs, and how often it saves."""
 
 
 def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
-    """The same for two jobs if they are one experiment, wherever they run and wherever the data is.
+    """Return a hash that identifies an experiment, wherever it runs and wherever its data is stored.
 
     Args:
-        config: of the training.
-        fingerprint: of the data's content.
-        episodes: of the evaluation, for each target.
+        config: configuration of the training.
+        fingerprint: digest of the data's content.
+        episodes: evaluation episodes per target return.
     """
     names = split_names(config.dataset)
     dataset = join_names(Path(name).name if Path(name).is_absolute() else name for name in names)
@@ -42,7 +42,7 @@ def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
 
 
 def flags_of(config: Config, preset: str) -> list[str]:
-    """The arguments of ``train.py`` that give this configuration: a preset, and what differs from it."""
+    """Return the arguments of ``train.py`` that give this configuration: a preset and the differences from it."""
     return [preset, *_differences(config, PRESETS[preset][1])]
 
 
@@ -64,54 +64,55 @@ def _differences(value: Any, default: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What is written down about a job, beside its run's folder."""
+    """The saved state of a job: ``jobs/NAME.json`` in the sweep's folder."""
 
     identity: str
     state: State = "queued"
     is_trained: bool = False
-    """Whether only its evaluation is left."""
+    """Whether the training is finished, so that only the evaluation remains."""
     attempts: int = 0
-    """How often it was begun or gone on with."""
+    """Number of times that the job was started or resumed."""
     errors: tuple[str, ...] = ()
-    """What went wrong in the attempts that failed, the newest last."""
+    """Error messages of failed attempts, newest last."""
     score: float | None = None
-    """Mean normalized return at the headline target, once it is done."""
+    """Mean normalized return at the headline target; None until the job is done."""
     node: str | None = None
-    """Where it ran last."""
+    """Host name of the node that ran the last attempt."""
     seconds: float = 0.0
-    """That it has taken, in all attempts that came to an end."""
+    """Total time of all attempts, except those that were killed or superseded."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it was when it last wrote something down."""
+        """Whether the job was running when it last saved its record."""
         return self.state in ("training", "evaluating")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training run with a folder of its own, and its evaluation."""
+    """A training run, in its own run folder, and its evaluation."""
 
     config: Config
-    """``run.out`` and ``run.name`` give its folder; the path of the former is absolute."""
+    """Configuration of the training. ``run.out``, an absolute path, and ``run.name`` give the run folder."""
     preset: str
-    """That the configuration is a variation of."""
+    """Name of the preset that the configuration is based on."""
     identity: str
+    """Hash of the experiment, see :func:`identity_of`."""
     episodes: int
-    """Of the evaluation, for each target."""
+    """Evaluation episodes per target return."""
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the run folder, which also names the job."""
         return str(self.config.run.name)
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Path of the run folder."""
         return Path(self.config.run.out, self.name)
 
     @property
     def log_path(self) -> Path:
-        """What its programs print."""
+        """File with the output of the job's programs."""
         return Path(self.config.run.out, "jobs", f"{self.name}.log")
 
     @property
@@ -120,7 +121,10 @@ class Job:
 
     @property
     def record(self) -> JobRecord:
-        """What is known of it. What it has trained counts as long as it is there."""
+        """The saved record, or a new one if none can be read.
+
+        A trained job whose last checkpoint is missing counts as queued again.
+        """
         try:
             content = json.loads(self._record_path.read_text())
             record = JobRecord(**content | {"errors": tuple(content["errors"])})
@@ -136,45 +140,45 @@ class Job:
 
     @property
     def begun_with(self) -> tuple[int, str] | None:
-        """Threads and device of its run, if there is one to go on with."""
+        """Threads and device that the run was started with; None if there is no run to resume."""
         try:
             record = read_record(self.folder)
             return record.threads, record.config.run.device
-        except ValueError:  # there is none, or not one that can be read: its programs will say so
+        except ValueError:  # no run, or one that cannot be read: train.py will report that
             return None
 
     def write(self, record: JobRecord) -> JobRecord:
-        """Write it down, and return it."""
+        """Save a record and return it."""
         with atomic_write(self._record_path) as file:
             file.write(json.dumps(asdict(record), indent=1).encode())
         return record
 
     def note(self, **changes: Any) -> JobRecord:
-        """Change what is written down, and return it."""
+        """Change fields of the saved record and return it."""
         return self.write(replace(self.record, **changes))
 
     def progress(self) -> tuple[int, float | None]:
-        """The step of the newest point of its curves, and the newest score among them."""
+        """Return the last logged step, and the last score logged in training (None if there is none)."""
         metrics = read_metrics(self.folder)
         scores = [line[HEADLINE] for line in metrics if HEADLINE in line]
         return int(metrics[-1]["step"]) if metrics else 0, float(scores[-1]) if scores else None
 
     def training_command(self, script: Path) -> list[str]:
-        """Begin the training, or go on with it."""
+        """Return the command that starts the training, or resumes it if it was started."""
         begun = (self.folder / "config.json").exists()
         flags = ["--resume", str(self.folder)] if begun else flags_of(self.config, self.preset)
         return [sys.executable, str(script), *flags]
 
     def evaluation_command(self, script: Path) -> list[str]:
-        """Run the episodes that have not been run, and print the report as JSON.
+        """Return the command that runs the missing episodes and prints the report as JSON.
 
-        On a CPU, wherever it was trained: there an episode does not depend on how many run beside it. In one process,
-        which has as many threads as the job has asked for.
+        The evaluation runs on the CPU, even after training on a GPU: on a CPU an episode does not depend on how many
+        others run at the same time. It uses one process, with the job's number of threads.
         """
         flags = ["--device", "cpu", "--workers", "0", "--out", str(self.folder / "report"), "--json"]
         return [sys.executable, str(script), str(self.folder), "--episodes", str(self.episodes), *flags]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Of its programs: no more threads than it has asked for, and the data where the sweep has put it."""
+        """Return the environment variables for the job's programs: the thread limit, and the sweep's ``variables``."""
         threads = {} if self.config.run.threads is None else {"OMP_NUM_THREADS": str(self.config.run.threads)}
         return {**os.environ, **threads, **variables}

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a table that is drawn again and again in a terminal, plain lines elsewhere."""
+"""The display of a running sweep: a table that is redrawn in a terminal, plain lines elsewhere."""
 
 import shutil
 import sys
@@ -14,22 +14,22 @@ __all__ = ["SweepView", "counts"]
 
 REDRAW_SECONDS = 2.0
 LEAST_ROWS, OTHER_LINES = 3, 5
-"""Of the table in a terminal: jobs, and all else."""
+"""Minimum number of job rows in the terminal's table, and number of lines reserved for everything else."""
 
 
 def counts(records: Sequence[JobRecord]) -> str:
-    """``3 queued, 2 running, 1 done, 0 failed``."""
+    """Count the jobs in each state, as in ``3 queued, 2 running, 1 done, 0 failed``."""
     number = Counter("running" if record.is_running else record.state for record in records)
     shown = [f"{number[state]} {state}" for state in ("queued", "running", "done", "failed")]
     return ", ".join([*shown, *([f"{number['stopped']} stopped"] if number["stopped"] else [])])
 
 
 class SweepView:
-    """How far the jobs of a sweep have come.
+    """Shows the progress of a sweep's jobs.
 
     Args:
-        jobs: all of them, also those that were done before.
-        out: where to write.
+        jobs: all jobs of the sweep, including those that are already done.
+        out: the stream to write to.
     """
 
     def __init__(self, jobs: Sequence[Job], out: TextIO = sys.stderr) -> None:
@@ -43,19 +43,19 @@ class SweepView:
         self._shown: dict[str, tuple[str, int]] = {}
 
     def poll(self) -> None:
-        """Look at what the jobs have written down, and show it if it is time."""
+        """Read the jobs' records and show them, at most once every ``REDRAW_SECONDS``."""
         if time.monotonic() - self._last_drawn < REDRAW_SECONDS:
             return
         self._last_drawn = time.monotonic()
         try:
             self._show()
-        except BrokenPipeError:  # nobody reads it any more
+        except BrokenPipeError:  # the reader is gone: the sweep should stop
             raise
-        except OSError:  # shared file systems have such moments: the next look may succeed
+        except OSError:  # a shared file system may fail for a moment; the next poll may succeed
             return
 
     def wait(self, why: str) -> None:
-        """Say why no job runs; or ``""``, since one does."""
+        """Set the reason why no job is running, or ``""`` if one is."""
         if why and why != self._why and not self._is_terminal:
             self._print(f"{self._clock()}  {why}")
         self._why = why
@@ -72,20 +72,20 @@ class SweepView:
             self._print(f"{self._clock()}  {counts(list(records.values()))}{self._steps(records)}")
 
     def end(self, job: Job, record: JobRecord) -> None:
-        """A job is done, or has failed for the last time."""
+        """Show at once that a job is done or has failed for the last time."""
         self._last_drawn = -1e9
         if not self._is_terminal:
             self._report_change(job, record)
 
     def close(self) -> None:
-        """Show the last state; what was drawn stays."""
+        """Show the final state, and leave it on the screen."""
         self._last_drawn = -1e9
         self._last_line = -1e9
         self.poll()
         self._drawn_lines = 0
 
     def _table(self, records: dict[str, JobRecord]) -> str:
-        """As many jobs as there is room for, those that run first; of a long name, its end."""
+        """Format the jobs that fit on the screen, running ones first. Long names are cut at the start."""
         order = {"training": 0, "evaluating": 0, "failed": 1, "stopped": 2, "done": 3, "queued": 4}
         jobs = sorted(self._jobs, key=lambda job: order[records[job.name].state])
         size = shutil.get_terminal_size()
@@ -117,7 +117,7 @@ class SweepView:
         self._drawn_lines = len(lines)
 
     def _report_change(self, job: Job, record: JobRecord) -> None:
-        """A line for each change of a job's state."""
+        """Print a line if the job's state or attempt has changed."""
         seen = (record.state, record.attempts)
         if self._shown.get(job.name, ("queued", 0)) == seen:
             return

@@ -1,4 +1,4 @@
-"""A job of a sweep as processes: ``train.py``, then ``evaluate.py``, wherever the job has been sent to."""
+"""Runs a job of a sweep on the node where Ray placed it: ``train.py``, then ``evaluate.py``, as processes."""
 
 import ctypes
 import json
@@ -22,25 +22,25 @@ from primal_dt.sweep.job import Job, JobRecord
 __all__ = ["Programs", "run_job"]
 
 STOP_SECONDS = 120.0
-"""What a program gets to come to a checkpoint, before it is killed."""
+"""Time for a program to save a checkpoint and exit before it is killed."""
 POLL_SECONDS, POLLS_PER_LOOK = 0.1, 20
 SHOWN_LINES = 20
-"""Of what a program that failed has printed last."""
+"""Number of last log lines that the error message of a failed program shows."""
 IS_LINUX = sys.platform.startswith("linux")
 PRCTL = ctypes.CDLL(None).prctl if IS_LINUX else None
-"""Looked up now: between fork and exec, in a process with threads, nothing may be loaded."""
+"""Looked up at import: in a process with threads, no library may be loaded between fork and exec."""
 PR_SET_PDEATHSIG = 1
-"""From Linux's prctl.h."""
+"""Value from Linux's prctl.h."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where things are, on every machine that runs jobs."""
+    """The scripts that a job runs, at the same paths on every node."""
 
     train: Path
     evaluate: Path
     variables: Mapping[str, str]
-    """Of the environment: where data sets are."""
+    """Environment variables for the scripts: the folders of the data sets."""
 
 
 class FailedError(Exception):
@@ -48,15 +48,15 @@ class FailedError(Exception):
 
 
 class SupersededError(Exception):
-    """Somebody believed that this attempt was dead, and has begun another."""
+    """A newer attempt was started, since this one seemed dead."""
 
 
 def run_job(job: Job, programs: Programs) -> JobRecord:
-    """Do what is left of a job, and write down how it went.
+    """Run the unfinished part of a job, and save and return its record.
 
-    An exception is no way out of here: what fails is written down, for somebody to decide whether it is tried again.
-    A KeyboardInterrupt, which is how a sweep is stopped, has the running program save a checkpoint and end. Where
-    another attempt has been begun meanwhile, elsewhere, this one ends at once and writes down nothing.
+    A failure does not raise: it is recorded, and the caller decides whether to retry. On KeyboardInterrupt, which a
+    sweep uses to stop its jobs, the running program saves a checkpoint and exits. If a newer attempt was started
+    elsewhere in the meantime, this one ends at once and records nothing.
     """
     before, begin = job.record, time.monotonic()
     attempt = before.attempts + 1
@@ -92,17 +92,17 @@ def _require_newest(job: Job, attempt: int) -> None:
 
 
 def _remove_unbegun(folder: Path) -> None:
-    """A folder that was made for a run which was killed before it had written down what it is."""
+    """Remove the folder of a run that was killed before it wrote ``config.json``: it cannot be resumed."""
     if folder.exists() and not (folder / "config.json").exists():
         shutil.rmtree(folder)
 
 
 def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
-    """Run a program to its end; what it prints goes to the job's log. Returns its standard output.
+    """Run a program until it ends, write its output to the job's log, and return its standard output.
 
     Raises:
-        FailedError: if it ends with an error, with what it has said last.
-        SupersededError: if another attempt has been begun.
+        FailedError: if the program fails, with the last lines of its output.
+        SupersededError: if a newer attempt was started.
     """
     job.log_path.parent.mkdir(parents=True, exist_ok=True)
     with job.log_path.open("ab") as log, tempfile.TemporaryFile("w+") as output:
@@ -114,19 +114,19 @@ def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
             stdout=output,
             stderr=log,
             env=job.environment(programs.variables),
-            start_new_session=True,  # Ctrl-C in a terminal is for the sweep, which then stops its jobs
+            start_new_session=True,  # Ctrl-C in a terminal must reach only the sweep, which then stops its jobs
             preexec_fn=partial(_die_with_parent, os.getpid()) if IS_LINUX else None,
         )
         polls = 0
         try:
             while process.poll() is None:
-                time.sleep(POLL_SECONDS)  # in steps: Ray's KeyboardInterrupt does not end a wait in the system
+                time.sleep(POLL_SECONDS)  # short: Ray's KeyboardInterrupt does not interrupt a blocking system call
                 polls += 1
                 if polls % POLLS_PER_LOOK == 0:
-                    with suppress(OSError):  # shared file systems have such moments: the next look may succeed
+                    with suppress(OSError):  # a shared file system may fail for a moment; the next check may succeed
                         _require_newest(job, attempt)
         except SupersededError:
-            process.kill()  # a checkpoint of its own would be in the way of the other
+            process.kill()  # not stopped: its checkpoint would conflict with the newer attempt
             process.wait()
             raise
         except BaseException:
@@ -138,13 +138,13 @@ def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
             log.write(printed.encode())
     if process.returncode:
         lines = job.log_path.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
-        said = [line for line in lines if not line.startswith("$ ")]
-        raise FailedError(f"{Path(command[1]).name} ended with code {process.returncode}:\n" + "\n".join(said))
+        shown = [line for line in lines if not line.startswith("$ ")]
+        raise FailedError(f"{Path(command[1]).name} ended with code {process.returncode}:\n" + "\n".join(shown))
     return printed
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Have a program save a checkpoint and end; if it does not, or one cannot wait for it, end it."""
+    """Make a program save a checkpoint and exit. Kill it if it does not, or if the wait is interrupted."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)
@@ -157,11 +157,11 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the system kill this process when its parent dies, however that happens.
+    """Make the kernel kill this process when its parent dies, for whatever reason.
 
-    Otherwise a program whose worker was killed would go on beside the one that takes over its job elsewhere.
+    Otherwise the program of a killed worker would keep running alongside the attempt that takes over its job.
     """
     assert PRCTL is not None
     PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has died already
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)

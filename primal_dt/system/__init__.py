@@ -1,1 +1,1 @@
-"""Files, terminal, process: what every program needs, whatever it is about."""
+"""Files, terminal and process: helpers for any program."""

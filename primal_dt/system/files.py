@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes of files, and checks of folders."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ __all__ = ["atomic_write", "check_writable", "remove_partial"]
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its name when the block ends, also if the power fails then.
+    """Open a file for writing that appears under its name only when the block ends. It then survives a power failure.
 
-    If the block fails, what had that name before still has it.
+    If the block raises, an existing file of that name is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
@@ -31,27 +31,27 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(folder: Path) -> None:
-    """See, before long work, that its results can be written to a folder that may not be there yet. Changes nothing.
+    """Check, before long work, that a folder can be written to. It need not exist yet; nothing is changed.
 
     Raises:
-        PermissionError: if they cannot.
-        NotADirectoryError: if what has that name, or a part of it, is no folder.
+        PermissionError: if it cannot.
+        NotADirectoryError: if the path or one of its parents is not a folder.
     """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(there))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, "no permission to write there", str(there))
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "no permission to write there", str(existing))
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a process that was killed while writing has left in a folder. Nobody else may be writing there."""
+    """Remove partial files that a killed process left in a folder. No other process may be writing there."""
     for path in folder.glob(".*.partial"):
         path.unlink(missing_ok=True)
 
 
 def _flush_folder(folder: Path) -> None:
-    """Have the renaming itself survive a power failure, where folders can be flushed."""
+    """Make a rename survive a power failure, on systems where folders can be flushed."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The process itself: stop requests by Ctrl-C and SIGTERM, and how memory is managed."""
+"""Process control: stop requests from Ctrl-C and SIGTERM, and memory management."""
 
 import ctypes
 import signal
@@ -10,21 +10,21 @@ from types import FrameType
 __all__ = ["StopRequest", "StopRequestedError", "catch_signals", "keep_freed_memory"]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""From glibc's malloc.h."""
+"""Parameters of mallopt, from glibc's malloc.h."""
 
 
 class StopRequestedError(Exception):
-    """Raised to abandon work because a stop was requested."""
+    """Raised to end work early because a stop was requested."""
 
 
 class StopRequest:
-    """Whether a stop was requested, and by which signal."""
+    """Stop request: ``signal`` is the signal that requested the stop, or None."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def check(self) -> None:
-        """Called now and then by work that takes long.
+        """Check for a stop request. Long work calls this regularly.
 
         Raises:
             StopRequestedError: if a stop was requested.
@@ -35,12 +35,12 @@ class StopRequest:
 
 @contextmanager
 def catch_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
-    """Turn Ctrl-C and SIGTERM into a request; a second Ctrl-C acts as usual.
+    """Turn Ctrl-C and SIGTERM into a stop request. A second Ctrl-C has its usual effect.
 
-    (A second SIGTERM does not: schedulers and torchrun both send one, and the first is being obeyed.)
+    A second SIGTERM does not: schedulers and torchrun both send one, and the first is already being handled.
 
     Args:
-        on_request: called at once, from the signal's handler.
+        on_request: called immediately, from the signal handler.
     """
     request = StopRequest()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -60,11 +60,14 @@ def catch_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
 
 
 def keep_freed_memory() -> bool:
-    """Have malloc keep what is freed for the next step, instead of giving it back to the system. Returns if it could.
+    """Make malloc keep freed memory for reuse instead of returning it to the system.
 
-    A training step frees as much as the next one needs. By itself glibc returns it, and the system then clears every
-    page anew before it hands it out again, which on a CPU takes a good part of a step. For programs, not for libraries:
-    it holds for the whole process. Does nothing where the C library is not glibc.
+    A training step frees as much memory as the next one needs. By default glibc returns it, and the system clears every
+    page before handing it out again, which takes a large part of a step on a CPU. The setting applies to the whole
+    process, so call this in programs, not in libraries. It does nothing if the C library is not glibc.
+
+    Returns:
+        Whether the setting was applied.
     """
     if not sys.platform.startswith("linux"):
         return False

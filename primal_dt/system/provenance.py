@@ -1,4 +1,4 @@
-"""How a result was made: the command, the commit, the versions."""
+"""Provenance of a result: the command, the commit and the versions."""
 
 import platform
 import subprocess
@@ -13,12 +13,12 @@ PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "minari")
 
 
 def provenance() -> dict[str, Any]:
-    """The command, the commit and the versions, as JSON."""
+    """Return the command, the commit and the versions, as plain values for JSON."""
     return {"command": sys.argv, "commit": commit(), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that affect a result."""
+    """Return the versions of Python and of the packages that affect results."""
     found = {"python": platform.python_version()}
     for package in ("primal-dt", *PACKAGES):
         try:
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The git commit of this code, with a plus sign if files differ from it; None outside a repository."""
+    """Return the git commit of this code, with a plus sign if files were modified. None outside a repository."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],

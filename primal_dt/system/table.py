@@ -1,4 +1,4 @@
-"""Plain tables for terminals and for Markdown."""
+"""Tables for terminals and Markdown."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ __all__ = ["format_table"]
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, aligned so that it also reads well in a terminal: first column left, the rest right."""
+    """Format a Markdown table, aligned for terminals: the first column to the left, the others to the right."""
     rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]

@@ -1,4 +1,4 @@
-"""What a person sees of a program: bars in a terminal and plain lines elsewhere, colors if wanted, errors in words."""
+"""Terminal output: progress bars (plain lines outside a terminal), optional colors and readable errors."""
 
 import errno
 import os
@@ -18,30 +18,30 @@ CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 
 
 def begin_program() -> None:
-    """What every program does first: Ctrl-C is an exception, and ``NO_COLOR`` (https://no-color.org) is honored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts let it kill them while they import
+    """Set up a program: Ctrl-C raises KeyboardInterrupt, and ``NO_COLOR`` (https://no-color.org) is respected."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # while scripts import modules, Ctrl-C kills them
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False
 
 
 def explain(error: Exception) -> str:
-    """An error in words, with what can be done where a folder cannot be written to."""
+    """Return the message of an error, with advice if a folder cannot be written to."""
     if isinstance(error, OSError) and error.errno in CANNOT_WRITE and error.filename is not None:
         return (
-            f"{error.filename} cannot be used: {error.strerror}. Runs and reports go where --out says, data sets "
-            "where MINARI_DATASETS_PATH says, and the cache where PRIMAL_DT_CACHE says"
+            f"{error.filename} cannot be used: {error.strerror}. Set another folder: --out for runs and reports, "
+            "MINARI_DATASETS_PATH for data sets, PRIMAL_DT_CACHE for the cache"
         )
     return str(error)
 
 
 class Counter:
-    """Counts something that takes long, towards a total.
+    """Progress counter for long work.
 
     Args:
-        name: what is done.
-        total: how many there will be, if that is known.
-        unit: of what; ``"B"`` is shown in mebibytes where there is no bar.
-        initial: of these, before now.
+        name: name of the work.
+        total: final count, if it is known.
+        unit: unit of the count. Without a bar, ``"B"`` is shown in mebibytes.
+        initial: count at the start, excluded from the speed.
     """
 
     def __init__(self, name: str, *, total: int | None, unit: str, initial: int = 0) -> None:
@@ -63,7 +63,7 @@ class Counter:
             self._print(f"{self._shown(self._done)} {self._label} in {time.monotonic() - self._begin:.1f} s")
 
     def update(self, number: int) -> None:
-        """So many more are done."""
+        """Add ``number`` to the count."""
         self._done += number
         now = time.monotonic()
         if self._bar is not None:

@@ -1,1 +1,1 @@
-"""Training, and what a run writes: metrics, checkpoints, its folder."""
+"""The trainer, and what a run writes: metrics, checkpoints and the run folder."""

@@ -1,4 +1,4 @@
-"""The command line of ``train.py``: a preset and flags, or a run to resume -> a configuration."""
+"""Command line of ``train.py``: from a preset and flags, or a run to resume, to a configuration."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +13,12 @@ __all__ = ["parse_config", "resume_config"]
 
 
 def parse_config(arguments: Sequence[str], *, description: str | None = None, program: str | None = None) -> Config:
-    """The configuration that flags ask for: a preset, ``quick`` if none is named, with changes.
+    """Parse a preset, ``quick`` if none is named, and the flags that change it.
 
     Args:
-        arguments: as in ``sys.argv[1:]``.
-        description: shown by ``--help``.
-        program: the name in messages. If not given: as the program was called.
+        arguments: command line, as in ``sys.argv[1:]``.
+        description: text at the top of ``--help``.
+        program: program name in messages. If not given: the name by which the program was called.
     """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["quick", *arguments]
@@ -28,14 +28,14 @@ def parse_config(arguments: Sequence[str], *, description: str | None = None, pr
 
 
 def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, RunRecord]:
-    """The configuration of the run that ``--resume`` names, and what that run wrote down when it began.
+    """Return the configuration and the record of the run that ``--resume`` names.
 
     Raises:
-        ValueError: if there is no such run, or if ``arguments`` change more than the device.
+        ValueError: if the run does not exist, or if ``arguments`` change anything but the device.
     """
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-    if given - {"--resume", "--device"}:
-        raise ValueError("--resume takes all settings from the run: only --device can be given with it")
+    if others := ", ".join(sorted(given - {"--resume", "--device"})):
+        raise ValueError(f"--resume takes all settings from the run: only --device can be given with it, not {others}")
     record = read_record(Path(str(config.run.resume)))
     device = record.config.run.device if config.run.device == "auto" else config.run.device
     run = replace(record.config.run, resume=config.run.resume, device=device, threads=record.threads)

@@ -1,15 +1,15 @@
-"""Checkpoints: whole, self-contained, safe to load.
+"""Checkpoints: written atomically, self-contained and safe to load.
 
-A checkpoint is one file of ``torch.save`` with tensors and plain values only, read with ``weights_only=True``: loading
-executes nothing. It has the model, its units and its task, so that a policy runs where the data is not::
+A checkpoint is a single ``torch.save`` file of tensors and plain values, read with ``weights_only=True``: loading it
+executes no code. It contains the model, the normalizer and the task, so that a policy runs without the data set::
 
     from primal_dt.training.checkpoint import load_checkpoint
 
     policy = load_checkpoint("runs/RUN").policy()
     policy.reset([3600.0])  # then policy.act(observations), policy.observe(rewards)
 
-and the state of the training. There are no random states in it, since there are none to keep: all that is random in
-update t is a function of the seed and t.
+It also contains the state of the training. No random state is saved, because all randomness of update t is a function
+of the seed and t.
 """
 
 import warnings
@@ -34,31 +34,31 @@ __all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint
 
 FORMAT = 2
 NUM_KEPT = 2
-"""The newest checkpoint, and the one before it in case it cannot be read."""
+"""Number of checkpoints to keep: the newest, and the one before it in case the newest cannot be read."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not there or cannot be read."""
+    """Raised if a checkpoint is missing or cannot be read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model, and all that belongs to it."""
+    """A model with its normalizer, configuration, task and training state."""
 
     shape: ModelShape
     weights: Mapping[str, Tensor]
     normalizer: Normalizer
     step: int
-    """How many updates made the weights."""
+    """Number of updates so far."""
     config: Mapping[str, Any]
-    """How it was trained: the configuration as plain values."""
+    """The configuration of the run, as plain values."""
     task: RunTask
-    """What it was trained for."""
+    """The task that the model was trained for."""
     training: Mapping[str, Any]
-    """The trainer's state, and what else the training wants back."""
+    """The trainer's state, and other values that a resumed run needs."""
 
     def model(self, device: torch.device | str = "cpu") -> DecisionTransformer:
-        """The model with its weights, ready to act."""
+        """Build the model with its weights, in evaluation mode."""
         model = DecisionTransformer(self.shape)
         model.load_state_dict(dict(self.weights))
         return model.to(device).eval()
@@ -66,12 +66,12 @@ class Checkpoint:
     def policy(
         self, device: torch.device | str = "cpu", *, mode: InferenceMode = "window"
     ) -> DecisionTransformerPolicy:
-        """The model as a policy."""
+        """Build a policy from the model."""
         return DecisionTransformerPolicy(self.model(device), self.normalizer, mode=mode)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a file that is there whole or not at all, also if the power fails."""
+    """Write a checkpoint atomically: the file is either complete or absent, even after a power failure."""
     content = {
         "format": FORMAT,
         "shape": asdict(checkpoint.shape),
@@ -89,43 +89,43 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mmap: bool = False) -> Checkpoint:
-    """Read a checkpoint, or the newest whole one of a run.
+    """Load a checkpoint file, or the newest readable checkpoint of a run.
 
     Args:
-        path: the file, or the run's folder.
-        device: where to put the tensors.
-        mmap: map the tensors into memory instead of reading them: for many checkpoints, or if only their description
-            is needed. On the CPU.
+        path: checkpoint file or run folder.
+        device: device of the tensors.
+        mmap: memory-map the tensors instead of reading them. Use it for many checkpoints, or if only their metadata is
+            needed. CPU only.
 
     Raises:
-        CheckpointError: if there is none, or it is damaged, or of another version.
+        CheckpointError: if the checkpoint is missing, damaged or of another format version.
     """
     path = Path(path)
     if path.is_dir():
-        found, checkpoint, problems = CheckpointFolder(path / "checkpoints").newest(device)
+        found, checkpoint, problems = CheckpointFolder(path / "checkpoints").newest(device, mmap=mmap)
         for problem in problems.values():
-            warnings.warn(f"{problem}; this is {found.name}", stacklevel=2)
+            warnings.warn(f"{problem}; using {found.name} instead", stacklevel=2)
         return checkpoint
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}")
+        raise CheckpointError(f"the checkpoint {path} does not exist")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not compare checksums
+        with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
             damaged = archive.testzip()
         if damaged is not None:
             raise CheckpointError(f"the checkpoint {path} is damaged: {damaged} has changed since it was written")
         content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            own = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise CheckpointError(f"the checkpoint {path} has format {own}; this version reads {FORMAT}")
+            version = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise CheckpointError(f"the checkpoint {path} has format {version}, but this code reads format {FORMAT}")
         return _checkpoint(content)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever torch and zipfile raise for bytes that are none of theirs
+    except Exception as error:  # torch and zipfile raise many types of errors for foreign bytes
         raise CheckpointError(f"the checkpoint {path} is damaged or not a checkpoint: {error!r}") from error
 
 
 def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
-    """From what :func:`save_checkpoint` wrote."""
+    """Build a checkpoint from the content that :func:`save_checkpoint` wrote."""
     return Checkpoint(
         shape=ModelShape(**content["shape"]),
         weights=content["weights"],
@@ -140,24 +140,24 @@ def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of a run, ``step-000012000.pt`` and so on.
+    """The checkpoints of a run: ``step-000012000.pt`` and so on.
 
-    The newest two stay: what is older is removed once a new one is whole.
+    The newest two are kept. Older ones are removed after a new one is complete.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def paths(self) -> list[Path]:
-        """What is there, the oldest first."""
+        """List the checkpoint files, oldest first."""
         return sorted(self.folder.glob("step-*.pt"))
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is, or would be."""
+        """Return the path of a step's checkpoint, whether or not it exists."""
         return self.folder / f"step-{step:09d}.pt"
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Add one, and remove what is too old."""
+        """Save a checkpoint, remove old ones, and return its path."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(checkpoint.step)
         save_checkpoint(path, checkpoint)
@@ -166,16 +166,19 @@ class CheckpointFolder:
         return path
 
     def set_aside(self, path: Path) -> None:
-        """Take away one that cannot be read, but keep it: under another name it counts no more."""
+        """Rename an unreadable checkpoint to ``*.damaged``, so that it is ignored but not deleted."""
         path.rename(path.with_name(f"{path.name}.damaged"))
 
     def newest(
         self, device: torch.device | str = "cpu", *, mmap: bool = False
     ) -> tuple[Path, Checkpoint, dict[Path, str]]:
-        """The newest one that can be read, and what is wrong with those that are newer.
+        """Load the newest readable checkpoint.
+
+        Returns:
+            Its path, the checkpoint, and path -> problem of newer checkpoints, which cannot be read.
 
         Raises:
-            CheckpointError: if there is none.
+            CheckpointError: if there is no readable checkpoint.
         """
         problems: dict[Path, str] = {}
         for path in reversed(self.paths()):
@@ -183,5 +186,5 @@ class CheckpointFolder:
                 return path, load_checkpoint(path, device, mmap=mmap), problems
             except CheckpointError as error:
                 problems[path] = str(error)
-        found = "; ".join(problems.values()) if problems else "it has none yet"
-        raise CheckpointError(f"there is no checkpoint that can be read in {self.folder}: {found}")
+        found = "; ".join(problems.values()) if problems else "none was saved yet"
+        raise CheckpointError(f"there is no readable checkpoint in {self.folder}: {found}")

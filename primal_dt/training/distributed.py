@@ -1,4 +1,4 @@
-"""Several processes that train together, started by ``torchrun``; or one."""
+"""Data-parallel training in several processes started by ``torchrun``, or in one process."""
 
 import os
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ import torch.distributed as dist
 __all__ = ["Processes", "choose_device", "join_processes"]
 
 PATIENCE = timedelta(hours=2)
-"""How long processes wait for one another: the first evaluates while the others wait."""
+"""Timeout for waiting on other processes: all other ranks wait while rank 0 evaluates."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many this is, and where it computes."""
+    """The rank of this process, the number of processes, and this process's device."""
 
     rank: int
     count: int
     device: torch.device
 
     @property
-    def is_first(self) -> bool:
-        """The one that writes."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes all files."""
         return self.rank == 0
 
     def agree(self, ok: bool) -> bool:
-        """Wait for the others; whether all of them say yes."""
+        """Wait for all processes, and return whether ``ok`` is true in every one."""
         if self.count == 1:
             return ok
         refused = torch.tensor(int(not ok), device=self.device)
@@ -38,10 +38,10 @@ class Processes:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the best that is here.
+    """Return a device by name. ``auto`` is CUDA if available, else MPS, else the CPU.
 
     Raises:
-        ValueError: if it is none, or not here.
+        ValueError: if there is no such device, or it is unavailable.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -50,13 +50,15 @@ def choose_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"the device {name!r} cannot be used: {reason}; auto takes the best that is here") from error
+        raise ValueError(
+            f"the device {name!r} cannot be used: {reason}; auto selects the best available device"
+        ) from error
     return device
 
 
 @contextmanager
 def join_processes(device: str) -> Iterator[Processes]:
-    """Meet the other processes, if ``torchrun`` started several."""
+    """Join the process group, if ``torchrun`` started several processes."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes(0, 1, choose_device(device))
@@ -72,12 +74,12 @@ def join_processes(device: str) -> Iterator[Processes]:
 
 
 def _own_device(name: str) -> str:
-    """The device of this one of several processes: each has a GPU of its own, if there are any."""
+    """Return the device of this process, one of several: each process has its own GPU, if there are GPUs."""
     if name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     if "LOCAL_RANK" not in os.environ:
         raise ValueError("WORLD_SIZE is set, but LOCAL_RANK is not: start several processes with torchrun")
     local, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local >= available:
-        raise ValueError(f"there are {available} GPUs for more processes: give --nproc-per-node {available}")
+        raise ValueError(f"there are more processes than GPUs ({available}): use --nproc-per-node {available}")
     return f"cuda:{local}"

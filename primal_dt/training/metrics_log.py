@@ -1,8 +1,8 @@
-"""The metrics of a run: ``metrics.jsonl``, and the same for TensorBoard.
+"""The metrics of a run: ``metrics.jsonl``, and the same data for TensorBoard.
 
-``metrics.jsonl`` is the record, one line for each logging point. TensorBoard's files are made from it: when a run
-resumes from a checkpoint, later lines are cut off and the curves are written again, so that no step appears twice and
-none is missing.
+``metrics.jsonl`` is the primary record, with one line per logging point. TensorBoard's files are derived from it. When
+a run resumes from a checkpoint, later lines are removed and TensorBoard's files are rewritten, so that no step is
+duplicated or missing.
 """
 
 import json
@@ -23,11 +23,11 @@ __all__ = ["MetricsLog", "curve_of", "read_metrics"]
 METRICS = "metrics.jsonl"
 FLUSH_SECONDS = 10
 Line = dict[str, Any]
-"""``step``, ``time`` and the scalars of a logging point."""
+"""A logging point: ``step``, ``time`` and the scalars."""
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """The lines of a run's record. A last line that was cut off is skipped."""
+    """Read the lines of ``metrics.jsonl``, up to the first invalid one, such as a truncated last line."""
     path = folder / METRICS
     if not path.exists():
         return []
@@ -41,17 +41,17 @@ def read_metrics(folder: Path) -> list[Line]:
 
 
 def curve_of(lines: Iterable[Line], name: str) -> tuple[tuple[int, float], ...]:
-    """Step and value of one scalar, where it was logged."""
+    """Return (step, value) of one scalar at every point that has it."""
     return tuple((line["step"], line[name]) for line in lines if name in line)
 
 
 class MetricsLog:
-    """Writes the scalars of a run.
+    """Writer of a run's scalars.
 
     Args:
         folder: the run folder.
-        texts: name -> Markdown, shown beside the curves.
-        until_step: drop what was written after this step. 0 for a new run.
+        texts: name -> Markdown, shown in TensorBoard.
+        until_step: remove points after this step. 0 for a new run.
     """
 
     def __init__(self, folder: Path, *, texts: Mapping[str, str], until_step: int = 0) -> None:
@@ -68,12 +68,12 @@ class MetricsLog:
             self._add_to_curves(line)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a point to the curves, and flush it to disk."""
+        """Append a point, and flush it to disk."""
         line = {"step": step, "time": time.time(), **scalars}
         self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())  # a checkpoint that follows is on disk too, and must not be ahead of the record
+        os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
         self._add_to_curves(line)
 
     def _add_to_curves(self, line: Line) -> None:
@@ -84,20 +84,20 @@ class MetricsLog:
     def finish(
         self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str], *, first: Iterable[str] = ()
     ) -> None:
-        """Fill TensorBoard's table of hyper-parameters.
+        """Fill TensorBoard's table of hyperparameters.
 
         Args:
             hyper_parameters: name -> value.
-            scores: the curves whose last values it shows.
-            first: the hyper-parameters that it shows before the others.
+            scores: names of the curves whose last values the table shows.
+            first: names of the hyperparameters to show first.
         """
-        # SummaryWriter.add_hparams would add the scores to the curves, at step 0. The table finds them by their names.
+        # SummaryWriter.add_hparams would also add the scores to the curves, at step 0. The table finds curves by name.
         experiment, *session = hparams(dict(hyper_parameters), dict.fromkeys(scores, 0.0))
         plugin = experiment.value[0].metadata.plugin_data
         content = HParamsPluginData.FromString(plugin.content)
         leading = set(first)
         for info in content.experiment.hparam_infos:
-            info.differs = info.name in leading  # TensorBoard sorts by this, then by the name
+            info.differs = info.name in leading  # TensorBoard sorts by this, then by name
         plugin.content = content.SerializeToString()
         writer = self._writer._get_file_writer()
         for summary in (experiment, *session):

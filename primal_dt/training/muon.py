@@ -1,9 +1,12 @@
-"""Muon: momentum whose matrices are made orthogonal.
+"""Muon: momentum with orthogonalized updates.
 
-The update of a weight matrix is the orthogonal factor of its momentum, so that all directions move alike (Jordan et
-al., 2024); its size is scaled to that of AdamW's (Liu et al., 2025). It is ``torch.optim.Muon`` with
-``adjust_lr_fn="match_rms_adamw"``, but for two things: torch's iterates in bfloat16, which a CPU without units for it
-emulates, many times slower; and here matrices of one shape are worked on together.
+The update of a weight matrix is the orthogonal factor of its momentum, so that all directions move equally far (Jordan
+et al., 2024). It is scaled to the size of AdamW's updates (Liu et al., 2025). This is ``torch.optim.Muon`` with
+``adjust_lr_fn="match_rms_adamw"``, with two differences:
+
+* torch always iterates in bfloat16. CPUs without bfloat16 units emulate it, which is many times slower, so this
+  implementation uses bfloat16 on GPUs only.
+* Matrices of the same shape are processed in one batch.
 
 Axes: N matrices of one shape, m rows, n columns, m <= n.
 """
@@ -17,14 +20,15 @@ from torch import Tensor
 __all__ = ["Muon", "orthogonal_factor"]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic: its iteration takes all singular values to about 1 in five steps."""
+"""Coefficients of the quintic polynomial. Five iterations bring all singular values close to 1."""
 NUM_ITERATIONS = 5
 
 
 def orthogonal_factor(matrices: Tensor) -> Tensor:
-    """``U V'`` of each ``U S V'`` (N, m, n), about: singular values end up between 0.7 and 1.2 (Newton-Schulz).
+    """Approximate ``U V'`` of each ``U S V'`` (N, m, n) by Newton-Schulz iteration.
 
-    In bfloat16 on a GPU, which has units for it; in single precision elsewhere.
+    The singular values of the result are between about 0.7 and 1.2. The iteration runs in bfloat16 on a GPU, and in
+    single precision elsewhere.
     """
     a, b, c = COEFFICIENTS
     x = matrices.bfloat16() if matrices.device.type == "cuda" else matrices.float()
@@ -36,13 +40,13 @@ def orthogonal_factor(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the weight matrices inside a network; what else is learned is AdamW's.
+    """Muon optimizer, for the weight matrices inside a network. Use AdamW for all other parameters.
 
     Args:
         params: matrices.
-        lr: learning rate; as large as AdamW's would be.
-        weight_decay: decoupled.
-        momentum: share of the past, with Nesterov's look ahead.
+        lr: learning rate, on the same scale as AdamW's.
+        weight_decay: coefficient of the decoupled weight decay.
+        momentum: weight of past gradients, in Nesterov's form.
     """
 
     def __init__(
@@ -51,13 +55,13 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         for group in self.param_groups:
             if wrong := [tuple(p.shape) for p in group["params"] if p.ndim != 2]:
-                raise ValueError(f"Muon is for matrices, not for parameters of shape {wrong[0]}")
+                raise ValueError(f"Muon supports only matrices, not parameters of shape {wrong[0]}")
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all matrices that have a gradient."""
         if closure is not None:
-            raise ValueError("Muon takes no closure")
+            raise ValueError("Muon does not support closures")
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[Tensor]] = {}
             for parameter in group["params"]:
@@ -65,12 +69,12 @@ class Muon(torch.optim.Optimizer):
                     rows, columns = sorted(parameter.shape)
                     by_shape.setdefault((rows, columns), []).append(parameter)
             for (_, columns), parameters in by_shape.items():
-                # Tall matrices lie down: the iteration costs least when rows are fewer than columns.
-                momenta = torch.stack([_lying(self._momentum(p, group["momentum"])) for p in parameters])  # (N, m, n)
+                # Tall matrices are transposed: the iteration is cheapest with fewer rows than columns.
+                momenta = torch.stack([_as_wide(self._momentum(p, group["momentum"])) for p in parameters])  # (N, m, n)
                 scale = -group["lr"] * 0.2 * columns**0.5
                 for parameter, update in zip(parameters, orthogonal_factor(momenta), strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update if _lies(parameter) else update.mT, alpha=scale)
+                    parameter.add_(update if _is_wide(parameter) else update.mT, alpha=scale)
 
     def _momentum(self, parameter: Tensor, share: float) -> Tensor:
         state, gradient = self.state[parameter], parameter.grad
@@ -81,9 +85,9 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(state["momentum"], share)
 
 
-def _lies(matrix: Tensor) -> bool:
+def _is_wide(matrix: Tensor) -> bool:
     return matrix.shape[0] <= matrix.shape[1]
 
 
-def _lying(matrix: Tensor) -> Tensor:
-    return matrix if _lies(matrix) else matrix.mT
+def _as_wide(matrix: Tensor) -> Tensor:
+    return matrix if _is_wide(matrix) else matrix.mT

@@ -1,4 +1,4 @@
-"""The progress of a training run: a bar in a terminal, plain lines elsewhere."""
+"""Progress display of a training run: a bar in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -15,11 +15,11 @@ __all__ = ["TrainingProgress"]
 
 
 class TrainingProgress:
-    """Loss, steps per second, time left and the last score.
+    """Display of the loss, the steps per second, the time left and the last score.
 
     Args:
-        steps: of the run.
-        done: of these, before now.
+        steps: total steps of the run.
+        done: steps that were done before a resumed run started.
     """
 
     def __init__(self, *, steps: int, done: int = 0) -> None:
@@ -30,7 +30,7 @@ class TrainingProgress:
         self._bar = tqdm(total=steps, initial=done, unit=" steps", desc="training") if sys.stderr.isatty() else None
 
     def update(self, metrics: TrainMetrics) -> None:
-        """A logging point."""
+        """Show a logging point."""
         self._done = metrics.step
         text = f"loss {metrics.loss:.4f}{self._score}"
         if self._bar is not None:
@@ -46,7 +46,7 @@ class TrainingProgress:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """While the run is evaluated, and the bar stands still."""
+        """Context manager that shows that an evaluation is running. The bar does not advance meanwhile."""
         if self._bar is not None:
             self._bar.set_description("evaluating")
         elif self._done == self._steps:
@@ -58,7 +58,7 @@ class TrainingProgress:
                 self._bar.set_description("training")
 
     def score(self, value: float) -> None:
-        """The newest normalized return."""
+        """Set the newest normalized return, shown from the next logging point on."""
         self._score = f"  score {value:.1f}"
 
     def __enter__(self) -> Self:

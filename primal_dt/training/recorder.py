@@ -1,4 +1,4 @@
-"""What a training run leaves behind: its metrics, its checkpoints, and TensorBoard's table of hyper-parameters."""
+"""Output of a training run: metrics, checkpoints and TensorBoard's table of hyperparameters."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,22 +16,22 @@ from primal_dt.training.trainer import Trainer, TrainMetrics
 __all__ = ["Recorder", "restore"]
 
 COMPARED = ("dataset", "attention", "seed", "rank", "eta")
-"""Hyper-parameters in which runs that are compared usually differ."""
+"""Hyperparameters in which compared runs usually differ: the first columns of TensorBoard's table."""
 
 
 class Recorder:
-    """Logs points, then saves checkpoints; a context manager.
+    """Context manager that logs points and saves checkpoints.
 
-    A point is logged before a checkpoint of its step is saved. So whatever happens in between, a run that resumes from
-    its newest checkpoint finds all points up to there, and makes the later ones again.
+    A point is logged before the checkpoint of its step is saved. A resumed run therefore finds all points up to the
+    step of its newest checkpoint, wherever it was interrupted, and computes the later points again.
 
     Args:
-        folder: the run folder.
-        trainer: at its first step, or where ``checkpoint`` left it.
-        normalizer: part of every checkpoint.
-        task: part of every checkpoint.
-        config: the configuration as plain values: part of every checkpoint, and shown in TensorBoard.
-        checkpoint: the one that the run resumes from.
+        folder: run folder.
+        trainer: a trainer at step 0, or restored from ``checkpoint``.
+        normalizer: saved in every checkpoint.
+        task: saved in every checkpoint.
+        config: configuration as plain values: saved in every checkpoint, and shown in TensorBoard.
+        checkpoint: checkpoint that the run resumes from, if any.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Recorder:
         self.config = config
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.saved_step = -1 if checkpoint is None else checkpoint.step
-        """The step of the newest checkpoint."""
+        """Step of the newest checkpoint, or -1 if there is none."""
         pending: Mapping[str, float] = {} if checkpoint is None else checkpoint.training["pending"]
         self.unfinished: list[TrainMetrics] = [metrics_from_scalars(trainer.step, pending)] if pending else []
-        """The point whose evaluation a stop interrupted, if any: it comes before those of the trainer."""
+        """The point whose evaluation a stop request interrupted, if any. It comes before the trainer's points."""
         self._is_saved_whole = not pending
         self._log = MetricsLog(
             folder,
@@ -71,21 +71,22 @@ class Recorder:
 
     @property
     def score_curve(self) -> tuple[tuple[int, float], ...]:
-        """Step and normalized return at the headline target, of every evaluation so far."""
+        """Step and normalized return at the headline target of every evaluation so far."""
         return curve_of(self._log.lines, HEADLINE)
 
     def log(self, scalars: Mapping[str, float]) -> None:
-        """Write the point of the trainer's step."""
+        """Log the point of the trainer's step."""
         self._log.write(self.trainer.step, scalars)
 
     def save(self, *, unfinished: Mapping[str, float] | None = None) -> None:
-        """Save a checkpoint of the trainer's step, unless there is one.
+        """Save a checkpoint of the trainer's step, unless it exists already.
 
         Args:
-            unfinished: the scalars of this step's point, if it could not be logged: a resumed run completes it.
+            unfinished: scalars of this step that could not be logged, because a stop interrupted its evaluation. A
+                resumed run evaluates the step again and then logs it.
 
         Raises:
-            BadLossError: if a weight is not finite. Nothing is written then.
+            BadLossError: if the loss, a gradient or a weight is not finite. Nothing is written then.
         """
         if self.trainer.step == self.saved_step and self._is_saved_whole and not unfinished:
             return
@@ -105,28 +106,29 @@ class Recorder:
         self.saved_step, self._is_saved_whole = self.trainer.step, not unfinished
 
     def finish(self) -> None:
-        """Fill TensorBoard's table of hyper-parameters, after the last step."""
+        """Fill TensorBoard's table of hyperparameters, after the last step."""
         names = [name for name in self._log.lines[-1] if name.startswith(("eval/", "train/action_mse"))]
         names.sort(key=lambda name: (name != HEADLINE, name))
         self._log.finish(_flat(self.config), names, first=COMPARED)
 
     def last_checkpoint(self) -> str:
-        """The path of the newest checkpoint, or that there is none."""
-        return "none: no step was saved yet" if self.saved_step < 0 else str(self.checkpoints.path(self.saved_step))
+        """Return the path of the newest checkpoint, or a note that there is none."""
+        return "none (nothing was saved yet)" if self.saved_step < 0 else str(self.checkpoints.path(self.saved_step))
 
 
 def restore(trainer: Trainer, folder: Path, *, on_problem: Callable[[str], None] | None = None) -> Checkpoint | None:
-    """Load the newest readable checkpoint of a run, if it has one.
+    """Load the newest readable checkpoint of a run into the trainer, if the run has one.
 
     Args:
-        trainer: gets the weights and its own state back.
-        folder: the run folder.
-        on_problem: told of damaged checkpoints, which are then set aside. If not given, they stay where they are.
+        trainer: its model's weights and its own state are restored.
+        folder: run folder.
+        on_problem: called with a message if there is no checkpoint, and for each damaged one, which is then renamed. If
+            not given, damaged checkpoints are left unchanged.
     """
     checkpoints = CheckpointFolder(folder / "checkpoints")
     if not checkpoints.paths():
         if on_problem is not None:
-            on_problem(f"{folder} has no checkpoint yet: training starts again from step 0")
+            on_problem(f"{folder} has no checkpoint yet: training restarts from step 0")
         return None
     path, checkpoint, problems = checkpoints.newest(trainer.device)
     if on_problem is not None:
@@ -139,7 +141,7 @@ def restore(trainer: Trainer, folder: Path, *, on_problem: Callable[[str], None]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """Nested values under their own names, as TensorBoard's table takes them."""
+    """Flatten nested values, as TensorBoard's table requires."""
     flat: dict[str, str | float | bool] = {}
     for name, value in values.items():
         if isinstance(value, dict):

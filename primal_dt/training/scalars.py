@@ -1,4 +1,4 @@
-"""Names of what is logged: the same in ``metrics.jsonl``, in TensorBoard and in the docs."""
+"""Names of the logged scalars: the same in ``metrics.jsonl``, in TensorBoard and in the docs."""
 
 from collections.abc import Mapping
 
@@ -17,21 +17,22 @@ OBJECTIVE = "train/J/layer_"
 ABOUT = """
 | curve | what it is |
 |---|---|
-| `train/loss` | what is minimized: `train/action_mse + eta * train/penalty`, mean over the steps between two points |
+| `train/loss` | training loss, `train/action_mse + eta * train/penalty`: mean over the steps between two points |
 | `train/action_mse` | mean squared error of the actions |
-| `train/penalty` | KSVD penalty, the sum over primal layers of the mean of J squared |
+| `train/penalty` | KSVD penalty: sum over primal layers of the mean of J squared |
 | `train/J/layer_i` | KSVD objective of a primal layer: zero at a singular value decomposition |
-| `train/gradient_norm` | before clipping |
-| `train/learning_rate`, `train/steps_per_second` | of the last step; of those between two points |
+| `train/gradient_norm` | norm of the gradient before clipping |
+| `train/learning_rate` | learning rate of the last step |
+| `train/steps_per_second` | training speed: mean over the steps between two points |
 | `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalized singular values |
-| `spectrum/lambda_mean/layer_i`, `lambda_max` | Lambda of a primal layer |
-| `eval/normalized_return` | at the headline target, which the task table fixes; 0 = random policy, 100 = expert |
-| `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | asked for a return of R |
+| `spectrum/lambda_mean/layer_i`, `lambda_max` | mean and maximum of Lambda of a primal layer |
+| `eval/normalized_return` | score at the headline target, which the task table fixes: 0 = random policy, 100 = expert |
+| `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | at a target return of R |
 """
 
 
 def training_scalars(metrics: TrainMetrics) -> dict[str, float]:
-    """Of a logging point."""
+    """Return the scalars of a logging point, by name."""
     scalars = {
         "train/loss": metrics.loss,
         "train/action_mse": metrics.action_mse,
@@ -59,7 +60,7 @@ def metrics_from_scalars(step: int, scalars: Mapping[str, float]) -> TrainMetric
 
 
 def spectrum_scalars(model: DecisionTransformer, batch: Batch) -> dict[str, float]:
-    """Of the layers' kernels for a batch."""
+    """Return the scalars of the spectra of all layers' kernels on a batch, by name."""
     was_training = model.training
     model.eval()
     spectra = list(model_spectra(model, batch).values())

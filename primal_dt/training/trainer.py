@@ -1,4 +1,4 @@
-"""Training as an iterator of metrics. It knows no environment and no logger.
+"""Training as an iterator of metrics, independent of environments and loggers.
 
 Axes: B batch.
 """
@@ -22,7 +22,7 @@ from primal_dt.attention import PrimalAttention
 from primal_dt.attention.dropout import masks_from
 from primal_dt.config import OptimizerConfig
 from primal_dt.data.sampler import Batch, WindowSampler, prefetch
-from primal_dt.model.objective import LossTerms, loss_terms
+from primal_dt.model.loss import LossTerms, loss_terms
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.training.muon import Muon
 
@@ -30,12 +30,12 @@ __all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
 
 
 GPU_STEPS_PER_STOP_CHECK = 20
-MOST_SHARDS = 4
-"""Of a batch, by default: the smaller the parts, the more of the time is Python's, which one thread runs at a time."""
+MAX_SHARDS = 4
+"""Default maximum of shards. Smaller parts spend a larger share of time in Python, which runs one thread at a time."""
 
 
 class BadLossError(RuntimeError):
-    """The loss, a gradient or a weight is no longer a finite number."""
+    """Raised if the loss, a gradient or a weight is not finite."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"the loss, its gradient or a weight is not finite at step {step}")
@@ -44,24 +44,24 @@ class BadLossError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Means over the steps since the last logging point."""
+    """Metrics of a logging point: means over the steps since the previous one."""
 
     step: int
-    """How many updates were made."""
+    """Number of updates so far."""
     loss: float
     action_mse: float
     penalty: float
     gradient_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     objectives: dict[int, float]
-    """Layer -> J."""
+    """Layer -> KSVD objective J."""
     learning_rate: float
-    """At the last of them."""
+    """Learning rate of the last update."""
     steps_per_second: float
 
 
 def make_optimizers(model: DecisionTransformer, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for everything; or Muon for the weight matrices of the blocks, and AdamW for the rest."""
+    """Create AdamW for all parameters, or Muon for the blocks' weight matrices and AdamW for the rest."""
     matrices: list[Tensor] = []
     if config.optimizer == "muon":
         linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
@@ -74,7 +74,7 @@ def make_optimizers(model: DecisionTransformer, config: OptimizerConfig) -> list
 
 
 def learning_rate(step: int, config: OptimizerConfig) -> float:
-    """The rate of update number ``step``, counted from 0: linear warm-up, then constant or a half cosine to zero."""
+    """Learning rate of update ``step``, counted from 0: linear warm-up, then constant or a cosine decay to zero."""
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     if config.schedule == "constant" or step < config.warmup_steps:
         return config.lr * warmup
@@ -83,25 +83,25 @@ def learning_rate(step: int, config: OptimizerConfig) -> float:
 
 
 class Trainer:
-    """``for metrics in trainer`` trains, and yields at every logging point and at the end.
+    """Iterator that trains: ``for metrics in trainer`` yields at every logging point and after the last step.
 
-    All that is random in update t (the batch, dropout) is a function of (seed, t, process, shard): to go on from a
-    state needs no random state but the step, and what happens between updates cannot disturb it.
+    All randomness of update t (batch and dropout) is a function of (seed, t, process, shard). Resuming therefore needs
+    the step but no random state, and code that runs between updates cannot affect the training.
 
-    On a CPU the parts of a batch are computed in threads of their own, each on its share of the CPU's threads, instead
-    of one after the other with all threads sharing every operation: they wait for one another once a step. Gradients
-    are added in the order of the parts, so the result does not depend on who is first.
+    On a CPU, a batch is divided into shards that are computed in parallel, each on its share of the CPU's cores. They
+    wait for each other once per step. (If all cores shared every operation, they would wait at each.) Gradients are
+    added in the order of the shards, so the result does not depend on which finishes first.
 
-    Between logging points the host does not wait for the device. A loss or gradient that is not finite is noted on the
-    device and raises :class:`BadLossError` at the next logging point, or when :meth:`check` is called.
+    Between logging points the host does not wait for the device. A loss or gradient that is not finite is recorded on
+    the device, and raises :class:`BadLossError` at the next logging point or when :meth:`check` is called.
 
     Args:
-        model: on its device.
-        sampler: this process's share of the batches.
-        config: steps, rates and so on.
+        model: the model, on its device.
+        sampler: sampler of this process's share of the batches.
+        config: steps, learning rate and other optimizer settings.
         eta: weight of the KSVD penalty.
-        seed: of dropout.
-        log_every_steps: how often to yield.
+        seed: seed of dropout.
+        log_every_steps: steps between logging points.
     """
 
     def __init__(
@@ -131,7 +131,8 @@ class Trainer:
         self._process = dist.get_rank() if dist.is_initialized() else 0
         self._num_processes = dist.get_world_size() if dist.is_initialized() else 1
         if eta == 0:
-            # Nothing but the penalty depends on Lambda: without it, it would wait for a gradient for ever.
+            # Only the penalty depends on Lambda. Without a penalty Lambda gets no gradient, for which
+            # DistributedDataParallel would wait.
             for layer in model.modules():
                 if isinstance(layer, PrimalAttention):
                     layer.lam.requires_grad_(False)
@@ -155,10 +156,10 @@ class Trainer:
     def _choose_shards(self) -> int:
         one = self.device.type != "cpu" or self._num_processes > 1 or self.config.compile
         if self.config.shards is None:
-            return 1 if one else min(torch.get_num_threads(), MOST_SHARDS)
+            return 1 if one else min(torch.get_num_threads(), MAX_SHARDS)
         if one and self.config.shards > 1:
             raise ValueError(
-                f"shards ({self.config.shards}) are for one process on a CPU, without compile: leave it out, or give 1"
+                f"shards ({self.config.shards}) must be 1 or omitted on a GPU, with several processes or with compile"
             )
         return self.config.shards
 
@@ -171,7 +172,7 @@ class Trainer:
         for batch in prefetch(self.sampler, range(self.step, self.config.steps), self.device):
             self.update(batch)
             if self._is_point():
-                self.check()  # waits for the device, before the clock is read
+                self.check()  # waits for the device before the clock is read
                 yield self.metrics((self.step - first) / (time.perf_counter() - start))
                 self._network.train()
                 start, first = time.perf_counter(), self.step
@@ -179,30 +180,32 @@ class Trainer:
                 return
 
     def stop(self) -> None:
-        """Have the iterator end after the update that is running."""
+        """Request a stop: the iterator ends after the current update."""
         self._stopping = True
 
     def _all_stop(self) -> bool:
-        """Processes stop after the same update, or they would wait for one another for ever."""
+        """Return whether any process requested a stop. All stop after the same update, or they would wait forever."""
         if self._num_processes == 1:
             return self._stopping
         if self.device.type != "cpu" and self.step % GPU_STEPS_PER_STOP_CHECK and not self._is_point():
-            return False  # to ask would make the host wait for the device
-        asked = torch.tensor(self._stopping, dtype=torch.int32, device=self.device)
-        dist.all_reduce(asked)
-        return bool(asked)
+            return False  # asking would make the host wait for the device
+        requested = torch.tensor(self._stopping, dtype=torch.int32, device=self.device)
+        dist.all_reduce(requested)
+        return bool(requested)
 
     def _is_point(self) -> bool:
-        """Whether the last update ends at a logging point."""
+        """Return whether the current step is a logging point."""
         return self.step % self.log_every_steps == 0 or self.step == self.config.steps
 
     def check(self) -> None:
-        """Wait for the device and see whether all has been finite so far, and still is.
+        """Wait for the device, and check that all losses, gradients, weights and optimizer states are finite.
 
         Raises:
-            BadLossError: if not.
+            BadLossError: if one is not.
         """
-        state = [value for optimizer in self._optimizers for own in optimizer.state.values() for value in own.values()]
+        state = [
+            value for optimizer in self._optimizers for slots in optimizer.state.values() for value in slots.values()
+        ]
         tensors = [*self._learned, *(value for value in state if isinstance(value, Tensor))]
         finite = torch.stack([tensor.isfinite().all().to(self.device) for tensor in tensors]).all()
         bad = torch.where(finite | (self._first_bad >= 0), self._first_bad, self.step)
@@ -210,19 +213,19 @@ class Trainer:
             raise BadLossError(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on, besides the model's weights."""
+        """Return the state that resuming needs, in addition to the model's weights."""
         states = [optimizer.state_dict() for optimizer in self._optimizers]
         return {"step": self.step, "optimizers": states, "sums": self._sums.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a state."""
-        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
+        """Restore a state from :meth:`state_dict`."""
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.step = state["step"]
         self._sums.copy_(state["sums"])
 
     def update(self, batch: Batch) -> None:
-        """One step. Its parts have names for torch's profiler."""
+        """Perform one training step. Its phases are labeled for torch's profiler."""
         torch.manual_seed(_mixed(self.seed, self.step, self._process))
         rate = learning_rate(self.step, self.config)
         for optimizer in self._optimizers:
@@ -244,14 +247,14 @@ class Trainer:
         self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
 
     def _in_turn(self, parts: list[Batch], num_valid: Tensor) -> Tensor:
-        """Leave the gradients of a batch with the weights, and return the terms of the loss."""
+        """Compute the parts one after another: set the gradients of the weights and return the loss terms."""
         terms = torch.zeros_like(self._sums)
         for number, part in enumerate(parts):
             with self._without_sync(number < len(parts) - 1):
                 with record_function("train/forward"):
                     loss = self._forward(part, num_valid)
                 with record_function("train/backward"):
-                    # DistributedDataParallel averages the gradients of the processes, whose losses are to be added.
+                    # DistributedDataParallel averages gradients over processes, but the loss is a sum over processes.
                     (loss.total * self._num_processes).backward()
             terms += self._vector(loss)
         if self._num_processes > 1:
@@ -259,7 +262,7 @@ class Trainer:
         return terms
 
     def _side_by_side(self, parts: list[Batch], num_valid: Tensor) -> Tensor:
-        """As :meth:`_in_turn`, in threads."""
+        """Compute the parts in parallel threads. Sets and returns the same values as :meth:`_in_turn`."""
 
         def compute(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             generator = torch.Generator().manual_seed(_mixed(self.seed, self.step, self._process, number))
@@ -270,8 +273,8 @@ class Trainer:
 
         assert self._threads is not None
         terms, gradients = zip(*self._threads.map(compute, range(len(parts))), strict=True)
-        for parameter, own in zip(self._learned, zip(*gradients, strict=True), strict=True):
-            parameter.grad = reduce(torch.add, own)
+        for parameter, shares in zip(self._learned, zip(*gradients, strict=True), strict=True):
+            parameter.grad = reduce(torch.add, shares)
         return reduce(torch.add, terms)
 
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
@@ -280,7 +283,7 @@ class Trainer:
             return loss_terms(output, part, eta=self.eta, num_valid=num_valid, num_sequences=self.sampler.batch_size)
 
     def _without_sync(self, more_to_come: bool) -> Any:
-        """Gradients are exchanged with the last part of a batch only."""
+        """Context manager that exchanges gradients with other processes only for the last part of a batch."""
         if more_to_come and isinstance(self._network, DistributedDataParallel):
             return self._network.no_sync()
         return nullcontext()
@@ -291,7 +294,7 @@ class Trainer:
         return torch.stack(values).detach()
 
     def metrics(self, steps_per_second: float) -> TrainMetrics:
-        """What is yielded at a logging point; the next one begins anew."""
+        """Return the metrics since the last logging point, and reset the sums."""
         steps = self.step % self.log_every_steps or self.log_every_steps
         loss, action_mse, penalty, norm, *objectives = (self._sums / steps).tolist()
         self._sums.zero_()
@@ -308,7 +311,7 @@ class Trainer:
 
 
 def _parts(batch: Batch, number: int) -> list[Batch]:
-    """A batch in so many parts, or fewer if it has fewer rows."""
+    """Split a batch into ``number`` parts, or fewer if it has fewer rows."""
     if number == 1:
         return [batch]
     chunks = [getattr(batch, f.name).chunk(number) for f in fields(batch)]
@@ -316,7 +319,7 @@ def _parts(batch: Batch, number: int) -> list[Batch]:
 
 
 def _mixed(*numbers: int) -> int:
-    """A seed for torch's generators from some numbers (SplitMix64)."""
+    """Mix numbers into one seed for torch's generators (SplitMix64)."""
     value = 0
     for number in numbers:
         value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

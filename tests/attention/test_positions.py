@@ -1,17 +1,16 @@
 """Outputs at chosen positions equal all outputs, selected."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from primal_dt.attention import PrimalAttention
+from primal_dt.attention import AttentionOutput
 
-from .kinds import PRIMAL_VARIANTS, VARIANTS, make_batch, make_layer, pad
+from .kinds import all_variants, make_batch, make_layer, make_sequences, pad, primal_variants, with_gradients
 
+STATES = slice(1, None, 3)
 CHOICES = {
-    "states": slice(1, None, 3),
+    "states": STATES,
     "last": slice(-1, None),
     "indices": torch.tensor([4, 0, 9, 4]),
     "none": slice(0, 0),
@@ -20,39 +19,26 @@ CHOICES = {
 
 @pytest.mark.parametrize("with_objective", [False, True])
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
+@all_variants
 def test_chosen_outputs_equal_all_outputs_selected(name: str, causal: bool, choice: str, with_objective: bool) -> None:
     """In values, in the objective, and in every gradient."""
     layer, positions = make_layer(name, causal), CHOICES[choice]
-    x, valid = pad(make_batch((10, 6)), 12, "both")
-    x.requires_grad_()
-    inputs = [x, *layer.parameters()]
-    results = []
-    for some in (False, True):
-        output = layer(x, valid, positions=positions if some else None, with_objective=with_objective)
-        hidden = output.hidden if some else output.hidden[:, positions]
-        loss = hidden.sin().sum() + (0 if output.objective is None else output.objective.square().sum())
-        gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-        results.append((hidden, output.objective, *gradients))
-    for selected, computed in zip(*results, strict=True):
-        if selected is None:
-            assert computed is None
-        else:
-            torch.testing.assert_close(computed, selected, atol=1e-12, rtol=1e-10)
+    x, valid = pad(make_sequences(10, 6), 12, "both")
+    chosen = layer(x.requires_grad_(), valid, positions=positions, with_objective=with_objective)
+    hidden, objective = layer(x, valid, with_objective=with_objective)
+    selected = AttentionOutput(hidden[:, positions], objective)
+    results = [with_gradients(output, layer, x, allow_unused=True) for output in (chosen, selected)]
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "causal"), PRIMAL_VARIANTS)
-def test_the_primal_layer_computes_only_what_is_asked_for(
-    name: str, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Scores at all positions for J alone; output maps and dropout at the chosen positions only."""
-    layer = make_layer(name, causal)
-    assert isinstance(layer, PrimalAttention)
-    x = torch.stack(make_batch((12, 12)))
+@primal_variants
+def test_primal_computes_only_the_chosen_tokens(name: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J needs the scores of all tokens; output maps and dropout run at the chosen tokens only."""
+    layer, x = make_layer(name, causal), make_batch(2, 12)
     tokens: dict[str, int] = {}
     scores, merge = layer._scores, layer._merge
 
-    def watch_scores(phi: Tensor, weights: Any) -> Tensor:
+    def watch_scores(phi: Tensor, weights: object) -> Tensor:
         tokens["scores"] = phi.shape[1]
         return scores(phi, weights)
 
@@ -60,28 +46,25 @@ def test_the_primal_layer_computes_only_what_is_asked_for(
         tokens["merge"] = values.shape[3]
         return merge(values)
 
-    def watch_dropout(_: torch.nn.Module, args: tuple[Tensor]) -> None:
-        tokens["dropout"] = args[0].shape[1]
-
     monkeypatch.setattr(layer, "_scores", watch_scores)
     monkeypatch.setattr(layer, "_merge", watch_merge)
-    layer.dropout.register_forward_pre_hook(watch_dropout)
-    layer(x, positions=slice(1, None, 3))
+    layer.dropout.register_forward_pre_hook(lambda _, args: tokens.update(dropout=args[0].shape[1]))
+    layer(x, positions=STATES)
     assert tokens == {"scores": 4, "merge": 4, "dropout": 4}
-    layer(x, positions=slice(1, None, 3), with_objective=True)
+    layer(x, positions=STATES, with_objective=True)
     assert tokens == {"scores": 12, "merge": 4, "dropout": 4}
 
 
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
+@all_variants
 def test_every_kind_projects_only_the_chosen_outputs(name: str, causal: bool) -> None:
-    """And softmax makes only their queries."""
+    """Softmax also projects only the chosen queries."""
     layer = make_layer(name, causal)
     tokens: dict[str, int] = {}
     for part in ("output", "query"):
         if hasattr(layer, part):
-            module: torch.nn.Module = getattr(layer, part)
-            module.register_forward_pre_hook(lambda _, args, part=part: tokens.update({part: args[0].shape[1]}))
-    layer(torch.stack(make_batch((12, 12))), positions=slice(1, None, 3))
+            getattr(layer, part).register_forward_pre_hook(
+                lambda _, args, part=part: tokens.update({part: args[0].shape[1]})
+            )
+    layer(make_batch(2, 12), positions=STATES)
     assert tokens["output"] == 4
-    if name.startswith("softmax"):
-        assert tokens["query"] == 4
+    assert not name.startswith("softmax") or tokens["query"] == 4

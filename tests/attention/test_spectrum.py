@@ -1,4 +1,4 @@
-"""Singular values of kernel matrices, and what is said of them."""
+"""Spectra have the singular values of kernel matrices, and their summaries are right."""
 
 import math
 import sys
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from primal_dt.attention import Spectrum, build_attention, layer_spectrum, model_spectra, plot_spectra
 
-from .kinds import VARIANTS, make_batch, make_layer, pad
+from .kinds import all_variants, make_layer, make_sequences, pad
 
 
-def spectrum_of(values: list[float], num_tokens: int | None = None) -> Spectrum:
-    """The spectrum of a layer whose kernel matrix is this diagonal."""
+def spectrum_of(*values: float, num_tokens: int | None = None) -> Spectrum:
+    """The spectrum of a layer with this diagonal as its kernel matrix."""
 
     class Diagonal(nn.Module):
         def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -25,41 +25,44 @@ def spectrum_of(values: list[float], num_tokens: int | None = None) -> Spectrum:
     return layer_spectrum(Diagonal(), torch.zeros(1, n, 4), valid)  # type: ignore[arg-type]
 
 
-def test_equal_values_have_full_rank_and_one_value_has_rank_one() -> None:
-    equal = spectrum_of([2.0, 2.0, 2.0, 2.0])
-    assert equal.effective_rank.item() == pytest.approx(4)
-    assert equal.explained_variance[0, 0].tolist() == pytest.approx([0.25, 0.5, 0.75, 1])
-    assert equal.share_for(0.5).item() == pytest.approx(0.5)
-    assert equal.share_for(0.51).item() == pytest.approx(0.75)
-    assert equal.share_for(1.0).item() == pytest.approx(1)
-    single = spectrum_of([0.0, 3.0, 0.0, 0.0])
-    assert single.effective_rank.item() == pytest.approx(1)
-    assert single.explained_variance[0, 0].tolist() == [1, 1, 1, 1]
-    assert single.share_for(0.9).item() == pytest.approx(0.25)
+@pytest.mark.parametrize(
+    ("values", "rank", "variance", "shares"),
+    [
+        ((2, 2, 2, 2), 4, [0.25, 0.5, 0.75, 1], {0.5: 0.5, 0.51: 0.75, 1.0: 1.0}),
+        ((0, 3, 0, 0), 1, [1, 1, 1, 1], {0.9: 0.25}),
+        ((1, 3), math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25))), [0.9, 1], {0.9: 0.5}),
+    ],
+)
+def test_variance_is_of_squares_and_rank_of_values(
+    values: tuple[float, ...], rank: float, variance: list[float], shares: dict[float, float]
+) -> None:
+    spectrum = spectrum_of(*values)
+    assert spectrum.effective_rank.item() == pytest.approx(rank)
+    assert spectrum.explained_variance[0, 0].tolist() == pytest.approx(variance)
+    assert {share: spectrum.share_for(share).item() for share in shares} == pytest.approx(shares)
 
 
-def test_variance_is_of_squares_and_rank_of_values() -> None:
-    uneven = spectrum_of([1.0, 3.0])
-    assert uneven.explained_variance[0, 0].tolist() == pytest.approx([0.9, 1])
-    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert uneven.effective_rank.item() == pytest.approx(math.exp(entropy))
-
-
-def test_padding_counts_as_no_singular_value() -> None:
-    padded = spectrum_of([2.0, 2.0, 0.0, 0.0], num_tokens=2)
+def test_padding_adds_no_singular_value() -> None:
+    padded = spectrum_of(2.0, 2.0, 0.0, 0.0, num_tokens=2)
     assert padded.effective_rank.item() == pytest.approx(2)
     assert padded.share_for(0.9).item() == pytest.approx(1)
-    assert spectrum_of([0.0, 0.0]).explained_variance.isfinite().all()
-    assert spectrum_of([0.0, 0.0]).effective_rank.item() == 0
-    assert spectrum_of([0.0, 0.0], num_tokens=0).share_for(0.9).isfinite().all()
+
+
+def test_a_zero_matrix_has_a_finite_spectrum() -> None:
+    assert spectrum_of(0.0, 0.0).explained_variance.isfinite().all()
+    assert spectrum_of(0.0, 0.0).effective_rank.item() == 0
+    assert spectrum_of(0.0, 0.0, num_tokens=0).share_for(0.9).isfinite().all()
+
+
+def test_a_share_above_one_raises() -> None:
     with pytest.raises(ValueError, match=r"variance \(90\) must be above 0 and at most 1"):
-        padded.share_for(90)
+        spectrum_of(1.0).share_for(90)
 
 
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
+@all_variants
 def test_the_spectrum_is_that_of_the_kernel_matrix(name: str, causal: bool) -> None:
     layer = make_layer(name, causal)
-    x, valid = pad(make_batch((8, 5)), 10, "left")
+    x, valid = pad(make_sequences(8, 5), 10, "left")
     spectrum = layer_spectrum(layer, x, valid)
     matrix = layer.kernel_matrix(x, valid).detach()
     squares = torch.linalg.eigvalsh(matrix.mT @ matrix).flip(-1).clamp(min=0)
@@ -72,6 +75,7 @@ def test_the_spectrum_is_that_of_the_kernel_matrix(name: str, causal: bool) -> N
 class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.first = build_attention("softmax", width=8, num_heads=2, causal=True)
         self.top = build_attention("primal", width=8, num_heads=2, causal=True, rank=3)
 
@@ -80,41 +84,46 @@ class Stack(nn.Module):
         return self.top(x, valid, positions=slice(-1, None)).hidden
 
 
-def test_a_model_shows_each_layer_with_the_tokens_that_reach_it() -> None:
-    torch.manual_seed(0)
-    model, x, valid = Stack(), torch.randn(2, 6, 8), torch.arange(6) < torch.tensor([[6], [4]])
-    spectra = model_spectra(model, x, valid=valid)
+MODEL, X, VALID = Stack(), torch.randn(2, 6, 8), torch.arange(6) < torch.tensor([[6], [4]])
+
+
+def test_model_spectra_cover_each_layer() -> None:
+    spectra = model_spectra(MODEL, X, valid=VALID)
     assert list(spectra) == ["first", "top"]
     assert spectra["top"].num_tokens.tolist() == [6, 4]
     assert not spectra["top"].singular_values.requires_grad
     with torch.no_grad():
-        hidden = x + model.first(x, valid).hidden
-    expected = layer_spectrum(model.top, hidden, valid)
+        expected = layer_spectrum(MODEL.top, X + MODEL.first(X, VALID).hidden, VALID)
     torch.testing.assert_close(spectra["top"].singular_values, expected.singular_values)
-    assert not model.first._forward_pre_hooks  # nothing is left behind
+
+
+def test_model_spectra_leave_no_hooks() -> None:
+    model_spectra(MODEL, X, VALID)
+    assert not MODEL.first._forward_pre_hooks
     with pytest.raises(TypeError):
-        model_spectra(model, x)  # not what the model takes
-    assert not model.first._forward_pre_hooks
-    # And a layer in half precision, which a decomposition does not take as it is.
-    assert layer_spectrum(model.top.bfloat16(), x.bfloat16(), valid).singular_values.dtype == torch.float32
+        model_spectra(MODEL, X)  # the model needs valid
+    assert not MODEL.first._forward_pre_hooks
 
 
+def test_half_precision_gives_a_float32_spectrum() -> None:
+    spectrum = layer_spectrum(Stack().top.bfloat16(), X.bfloat16(), VALID)
+    assert spectrum.singular_values.dtype == torch.float32
+
+
+@pytest.mark.slow
 def test_the_plot_shows_each_layer_and_head(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x, valid = Stack(), torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.bool)
-    spectra = model_spectra(model, x, valid)
+    spectra = model_spectra(MODEL, X, VALID)
     figure = plot_spectra(spectra, tmp_path / "spectra.png")
     assert [panel.get_title() for panel in figure.axes] == ["first", "top"]
     for panel, spectrum in zip(figure.axes, spectra.values(), strict=True):
-        for head, line in enumerate(panel.get_lines()):
-            drawn = torch.tensor(line.get_ydata(), dtype=torch.float32)
-            torch.testing.assert_close(drawn, spectrum.explained_variance.mean(0)[head])
+        drawn = torch.stack([torch.tensor(line.get_ydata(), dtype=torch.float32) for line in panel.get_lines()])
+        torch.testing.assert_close(drawn, spectrum.explained_variance.mean(0))
     assert (tmp_path / "spectra.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="no spectrum"):
         plot_spectra({})
 
 
-def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_names_the_missing_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"primal-dt\[plots\]"):
-        plot_spectra({"layer": spectrum_of([1.0, 1.0])})
+        plot_spectra({"layer": spectrum_of(1.0, 1.0)})

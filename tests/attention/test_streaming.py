@@ -1,129 +1,99 @@
-"""Token by token equals all at once."""
+"""Attention token by token equals attention over all tokens at once."""
+
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from primal_dt import CausalPrimalAttention
-from primal_dt.attention import PrimalState
+from .kinds import SIDES, make_batch, make_layer, make_sequences, pad
 
-from .kinds import SIDES, make_batch, make_layer, pad
-
-MAPS = pytest.mark.parametrize("name", ["primal", "primal, exponential"])
+feature_maps = pytest.mark.parametrize("name", ["primal", "primal, exponential"])
 
 
-def make(name: str, dtype: torch.dtype = torch.float64) -> CausalPrimalAttention:
-    layer = make_layer(name, True, dtype=dtype)
-    assert isinstance(layer, CausalPrimalAttention)
-    return layer
+def steps(layer: Any, x: Tensor, valid: Tensor | None = None, window: int | None = None) -> tuple[Tensor, Any]:
+    """The outputs (B, L, D) of single steps, and the last state."""
+    state = layer.initial_state(len(x)) if window is None else layer.initial_window(len(x), window)
+    step = layer.step if window is None else layer.step_window
+    outputs = []
+    for i in range(x.shape[1]):
+        hidden, state = step(x[:, i], state, None if valid is None else valid[:, i])
+        outputs.append(hidden)
+    return torch.stack(outputs, 1), state
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@MAPS
+@feature_maps
 def test_steps_equal_the_parallel_form(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    layer = make(name, dtype)
-    x = torch.stack(make_batch((50, 50), dtype=dtype))
-    parallel = layer(x).hidden
-    state = layer.initial_state(2)
-    for i in range(50):
-        hidden, state = layer.step(x[:, i], state)
-        torch.testing.assert_close(hidden, parallel[:, i], atol=tolerance, rtol=tolerance)
+    layer, x = make_layer(name, True, dtype=dtype), make_batch(2, 50, dtype=dtype)
+    torch.testing.assert_close(steps(layer, x)[0], layer(x).hidden, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("side", SIDES)
-@MAPS
+@feature_maps
 def test_steps_over_padding_equal_the_parallel_form(name: str, side: str) -> None:
-    layer = make(name)
-    x, valid = pad(make_batch((9, 4)), 12, side, float("nan"))
-    parallel = layer(x, valid).hidden
-    state = layer.initial_state(2)
-    for i in range(12):
-        hidden, state = layer.step(x[:, i], state, valid[:, i])
-        torch.testing.assert_close(hidden, parallel[:, i])
+    layer = make_layer(name, True)
+    x, valid = pad(make_sequences(9, 4), 12, side, float("nan"))
+    torch.testing.assert_close(steps(layer, x, valid)[0], layer(x, valid).hidden)
 
 
-@MAPS
+@feature_maps
 def test_the_state_does_not_grow_with_the_past(name: str) -> None:
-    layer = make(name)
-    x = torch.stack(make_batch((30,)))
-    first = state = layer.initial_state(1)
-    for i in range(30):
-        _, state = layer.step(x[:, i], state)
-
-    def size(state: PrimalState) -> int:
-        return sum(t.numel() for t in state if t is not None)
-
-    assert size(state) == size(first)
+    layer = make_layer(name, True)
+    _, state = steps(layer, make_batch(1, 30))
+    sizes = [sum(t.numel() for t in s if t is not None) for s in (state, layer.initial_state(1))]
+    assert sizes[0] == sizes[1]
     assert state.num_tokens.tolist() == [30]
 
 
-@MAPS
-def test_an_old_state_can_be_continued_again(name: str) -> None:
-    """A state is a value: stepping from it leaves it as it was (a search or a rollback may return to it)."""
-    layer = make(name)
-    x = torch.stack(make_batch((6,)))
-    state, window = layer.initial_state(1), layer.initial_window(1, 3)
-    for i in range(4):
-        _, state = layer.step(x[:, i], state)
-        _, window = layer.step_window(x[:, i], window)
-    once = layer.step(x[:, 4], state)[0], layer.step_window(x[:, 4], window)[0]
-    layer.step(x[:, 5], state)
-    layer.step_window(x[:, 5], window)
-    assert torch.equal(layer.step(x[:, 4], state)[0], once[0])
-    assert torch.equal(layer.step_window(x[:, 4], window)[0], once[1])
+@pytest.mark.parametrize("window", [None, 3])
+@feature_maps
+def test_a_step_leaves_its_state_unchanged(name: str, window: int | None) -> None:
+    """A search or a rollback may return to an old state."""
+    layer, x = make_layer(name, True), make_batch(1, 6)
+    step = layer.step if window is None else layer.step_window
+    _, state = steps(layer, x[:, :4], window=window)
+    before = step(x[:, 4], state)[0]
+    step(x[:, 5], state)
+    assert torch.equal(step(x[:, 4], state)[0], before)
 
 
 @pytest.mark.parametrize("window", [1, 4, 7])
-@MAPS
-def test_window_steps_equal_the_parallel_form_on_the_last_tokens(name: str, window: int) -> None:
-    layer = make(name)
-    x = torch.stack(make_batch((20, 20)))
-    ring = layer.initial_window(2, window)
-    for i in range(20):
-        hidden, ring = layer.step_window(x[:, i], ring)
-        parallel = layer(x[:, max(0, i + 1 - window) : i + 1]).hidden[:, -1]
-        torch.testing.assert_close(hidden, parallel, atol=1e-12, rtol=1e-12)
+@feature_maps
+def test_window_steps_equal_the_parallel_form(name: str, window: int) -> None:
+    layer, x = make_layer(name, True), make_batch(2, 20)
+    parallel = [layer(x[:, max(0, i + 1 - window) : i + 1]).hidden[:, -1] for i in range(20)]
+    hidden, _ = steps(layer, x, window=window)
+    torch.testing.assert_close(hidden, torch.stack(parallel, 1), atol=1e-12, rtol=1e-12)
 
 
-@MAPS
-def test_window_steps_pass_over_padding(name: str) -> None:
-    layer = make(name)
-    sequences = make_batch((9, 4))
+@feature_maps
+def test_window_steps_skip_padding(name: str) -> None:
+    layer, sequences = make_layer(name, True), make_sequences(9, 4)
     x, valid = pad(sequences, 12, "scattered", float("nan"))
-    ring = layer.initial_window(2, 3)
-    seen = [0, 0]
-    for i in range(12):
-        hidden, ring = layer.step_window(x[:, i], ring, valid[:, i])
-        for row in range(2):
-            if not valid[row, i]:
-                assert (hidden[row] == 0).all()
-                continue
-            seen[row] += 1
-            recent = sequences[row][max(0, seen[row] - 3) : seen[row]]
-            torch.testing.assert_close(hidden[row], layer(recent[None]).hidden[0, -1])
+    hidden, _ = steps(layer, x, valid, window=3)
+    assert (hidden[~valid] == 0).all()
+    recent = [sequence[None, max(0, i - 2) : i + 1] for sequence in sequences for i in range(len(sequence))]
+    torch.testing.assert_close(hidden[valid], torch.cat([layer(tokens).hidden[:, -1] for tokens in recent]))
 
 
-@MAPS
-def test_several_tokens_at_once_equal_one_after_the_other(name: str) -> None:
-    layer = make(name)
-    x = torch.stack(make_batch((20, 20)))
-    parallel = layer(x).hidden
+@feature_maps
+def test_advance_equals_single_steps(name: str) -> None:
+    layer, x = make_layer(name, True), make_batch(2, 20)
+    parallel = layer(x).hidden.split((1, 3, 5, 2, 9), 1)
     state = layer.initial_state(2)
-    begin = 0
-    for count in (1, 3, 5, 2, 9):
-        part = slice(begin, begin + count)
-        last, _ = layer.advance(x[:, part], state, positions=slice(-1, None))
-        hidden, state = layer.advance(x[:, part], state)
-        torch.testing.assert_close(hidden, parallel[:, part])
-        torch.testing.assert_close(last, parallel[:, begin + count - 1 : begin + count])
-        begin += count
+    for tokens, expected in zip(x.split((1, 3, 5, 2, 9), 1), parallel, strict=True):
+        last, _ = layer.advance(tokens, state, positions=slice(-1, None))
+        hidden, state = layer.advance(tokens, state)
+        torch.testing.assert_close(hidden, expected)
+        torch.testing.assert_close(last, expected[:, -1:])
     assert state.num_tokens.tolist() == [20, 20]
 
 
 def test_a_state_can_forget_its_oldest_tokens() -> None:
-    layer = make("primal")
-    x = torch.stack(make_batch((20, 20)))
+    layer, x = make_layer("primal", True), make_batch(2, 20)
     _, state = layer.advance(x[:, :15], layer.initial_state(2))
     hidden, _ = layer.advance(x[:, 15:], state.without(x[:, :9]))
     torch.testing.assert_close(hidden, layer(x[:, 9:]).hidden[:, 6:])
-    with pytest.raises(ValueError, match="with the exponential map a state cannot forget"):
-        make("primal, exponential").initial_state(2).without(x[:, :1])
+    with pytest.raises(ValueError, match="tokens cannot be removed from a state of the exponential map"):
+        make_layer("primal, exponential", True).initial_state(2).without(x[:, :1])

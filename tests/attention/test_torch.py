@@ -1,8 +1,7 @@
-"""The layers inside torch: compile, export, autocast, state_dict, dropout, and the smallest batches."""
+"""Layers work with torch's features: compile, export, autocast, state_dict, dropout and empty batches."""
 
 import copy
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,82 +10,93 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from primal_dt import CausalPrimalAttention
-from primal_dt.attention import AttentionOutput, DualAttention
 
-from .kinds import PRIMAL_VARIANTS, VARIANTS, WIDTH, make_batch, make_layer, pad
+from .kinds import PRIMAL_VARIANTS, VARIANTS, all_variants, make_batch, make_layer, make_sequences, pad, with_gradients
 
-COMPILED = [*PRIMAL_VARIANTS, ("softmax", False), ("softmax", True)]
+masked_or_not = pytest.mark.parametrize("masked", [False, True])
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("name", "causal"), COMPILED)
-def test_a_full_graph_compiles_to_the_same_values_and_gradients(name: str, causal: bool, masked: bool) -> None:
+@pytest.mark.slow
+@masked_or_not
+@pytest.mark.parametrize(("name", "causal"), [*PRIMAL_VARIANTS, ("softmax", False), ("softmax", True)])
+def test_compiled_layers_equal_eager_ones(name: str, causal: bool, masked: bool) -> None:
     torch.compiler.reset()
     layer = make_layer(name, causal)
-    x, valid = pad(make_batch((10, 6)), 12, "both")
-    mask = valid if masked else None
-    inputs = [x.requires_grad_(), *layer.parameters()]
-
-    def run(call: Callable[..., AttentionOutput]) -> list[Tensor]:
-        hidden, objective = call(x, mask, positions=slice(1, None, 3), with_objective=True)
-        loss = hidden.sin().sum() + (0 if objective is None else objective.square().sum())
-        return [hidden, *torch.autograd.grad(loss, inputs)]
-
-    # "aot_eager" traces forward and backward as one graph each, without the minutes of code generation.
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for eager, traced in zip(run(layer), run(compiled), strict=True):
-        torch.testing.assert_close(traced, eager)
+    x, valid = pad(make_sequences(10, 6), 12, "both")
+    # "aot_eager" traces one graph each for forward and backward, but does not spend minutes generating code.
+    calls = (layer, torch.compile(layer, fullgraph=True, backend="aot_eager"))
+    options = {"positions": slice(1, None, 3), "with_objective": True}
+    outputs = [call(x.requires_grad_(), valid if masked else None, **options) for call in calls]
+    torch.testing.assert_close(*[with_gradients(output, layer, x) for output in outputs])
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile generates C++ and there is no compiler")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")  # in torch itself
 @pytest.mark.parametrize(("name", "causal"), [("primal", True), ("primal", False), ("softmax", True)])
 def test_generated_code_has_the_same_values(name: str, causal: bool) -> None:
     torch.compiler.reset()
     layer = make_layer(name, causal, dtype=torch.float32)
-    x, valid = pad(make_batch((10, 6), dtype=torch.float32), 12, "right")
-    compiled = torch.compile(layer, fullgraph=True)
+    x, valid = pad(make_sequences(10, 6, dtype=torch.float32), 12, "right")
+    compiled: Any = torch.compile(layer, fullgraph=True)
     torch.testing.assert_close(compiled(x, valid).hidden, layer(x, valid).hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["primal", "primal, exponential"])
-def test_the_causal_layer_exports_with_any_batch_and_length(name: str) -> None:
+def test_export_supports_any_batch_and_length(name: str) -> None:
     layer = make_layer(name, True).eval()
-    x, valid = pad(make_batch((10, 6)), 12, "right")
-    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=256)
-    exported = torch.export.export(
-        layer, (x, valid), dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length})
-    ).module()
+    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=256)}
+    example = pad(make_sequences(10, 6), 12, "right")
+    exported = torch.export.export(layer, example, dynamic_shapes=(sizes, sizes)).module()
     for lengths, padded in [((10, 6), 12), ((7, 3, 2), 33)]:
-        x, valid = pad(make_batch(lengths), padded, "left")
+        x, valid = pad(make_sequences(*lengths), padded, "left")
         torch.testing.assert_close(exported(x, valid).hidden, layer(x, valid).hidden)
 
 
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
-def test_autocast_to_bfloat16_stays_close_to_single_precision(name: str, causal: bool) -> None:
+# Rounding moves Reformer's tokens between buckets, and Attention-BN divides it by a small variance.
+INACCURATE = ("reformer", "attention_bn")
+
+
+@all_variants
+def test_autocast_stays_close_to_single_precision(name: str, causal: bool) -> None:
     layer = make_layer(name, causal, dtype=torch.float32)
-    x, valid = pad(make_batch((10, 6), dtype=torch.float32), 12, "both")
-    hold = copy.deepcopy(layer)
+    x, valid = pad(make_sequences(10, 6, dtype=torch.float32), 12, "both")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden, objective = layer(x, valid, with_objective=True)
     assert hidden.dtype == torch.bfloat16
-    loss = hidden.float().square().sum()
-    if objective is not None:
-        assert objective.dtype == torch.float32  # J is a difference of large sums
-        loss = loss + objective.square().sum()
-    loss.backward()
+    assert objective is None or objective.dtype == torch.float32  # J is a difference of large sums
+    (hidden.float().square().sum() + (0 if objective is None else objective.square().sum())).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-    if name in ("reformer", "attention_bn"):
-        # Rounding moves tokens between buckets, or is divided by a small variance: finite is all there is to ask.
-        return
-    exact = hold(x, valid, with_objective=True)
-    assert (hidden.float() - exact.hidden).norm() < 0.05 * exact.hidden.norm()
-    if objective is not None:
+    if name not in INACCURATE:
+        exact = layer(x, valid, with_objective=True)
+        assert (hidden.float() - exact.hidden).norm() < 0.05 * exact.hidden.norm()
         torch.testing.assert_close(objective, exact.objective, atol=0.05, rtol=0.05)
 
 
-def test_softmax_hands_half_precision_to_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = make_layer("softmax", True, dtype=torch.float32)
+@all_variants
+def test_bfloat16_stays_close_to_single_precision(name: str, causal: bool) -> None:
+    """With all parameters in bfloat16."""
+    layer, x = make_layer(name, causal, dtype=torch.bfloat16), make_batch(2, 9).to(torch.bfloat16)
+    hidden = layer(x, with_objective=True).hidden
+    assert hidden.dtype == torch.bfloat16
+    assert hidden.isfinite().all()
+    if name not in INACCURATE:
+        exact = copy.deepcopy(layer).float()(x.float()).hidden
+        assert (hidden.float() - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 30.0, 1e4])
+@all_variants
+def test_outputs_and_gradients_stay_finite(name: str, causal: bool, scale: float) -> None:
+    layer = make_layer(name, causal, dtype=torch.float32)
+    x = (scale * make_batch(2, 9, dtype=torch.float32)).requires_grad_()
+    outputs = [t for t in layer(x, with_objective=True) if t is not None]
+    gradients = torch.autograd.grad([t.sin().sum() for t in outputs], [x, *layer.parameters()])
+    assert all(t.isfinite().all() for t in (*outputs, *gradients))
+
+
+def test_softmax_runs_the_fused_kernel_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     fused, seen = F.scaled_dot_product_attention, []
 
     def watch(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -95,56 +105,39 @@ def test_softmax_hands_half_precision_to_the_fused_kernel(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        layer(torch.stack(make_batch((9, 9), dtype=torch.float32)))
+        make_layer("softmax", True, dtype=torch.float32)(make_batch(2, 9, dtype=torch.float32))
     assert seen == [torch.bfloat16]
 
 
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
-def test_a_layer_in_bfloat16_runs(name: str, causal: bool) -> None:
-    """All parameters in bfloat16, as a user's model may have them: close to the same layer in single precision."""
-    layer = make_layer(name, causal, dtype=torch.bfloat16)
-    x = torch.stack(make_batch((9, 9))).to(torch.bfloat16)
-    hidden = layer(x, with_objective=True).hidden
-    assert hidden.dtype == torch.bfloat16
-    assert hidden.isfinite().all()
-    if name not in ("reformer", "attention_bn"):
-        exact = copy.deepcopy(layer).float()(x.float()).hidden
-        assert (hidden.float() - exact).norm() < 0.05 * exact.norm()
-
-
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
-def test_a_state_dict_carries_the_whole_layer(name: str, causal: bool) -> None:
-    """Random features and rotations too: a layer of another seed gives the same outputs after loading."""
-    layer, other = make_layer(name, causal, seed=0), make_layer(name, causal, seed=1)
-    x = torch.stack(make_batch((9, 9)))
+@all_variants
+def test_a_state_dict_holds_the_whole_layer(name: str, causal: bool) -> None:
+    """Also random features and rotations: after loading, a layer of another seed has the same outputs."""
+    layer, other, x = make_layer(name, causal), make_layer(name, causal, seed=1), make_batch(2, 9)
     assert not torch.equal(layer(x).hidden, other(x).hidden)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x).hidden, other(x).hidden)
 
 
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
-def test_an_empty_batch_gives_an_empty_result(name: str, causal: bool) -> None:
-    layer = make_layer(name, causal)
-    x = torch.zeros(0, 7, WIDTH, dtype=torch.float64)
-    for valid in (None, torch.ones(0, 7, dtype=torch.bool)):
-        hidden, objective = layer(x, valid, with_objective=True)
-        assert hidden.shape == (0, 7, WIDTH)
-        assert objective is None or objective.shape == (0,)
+@masked_or_not
+@all_variants
+def test_an_empty_batch_gives_an_empty_result(name: str, causal: bool, masked: bool) -> None:
+    x = make_batch(1, 7)[:0]
+    valid = torch.ones(0, 7, dtype=torch.bool) if masked else None
+    hidden, objective = make_layer(name, causal)(x, valid, with_objective=True)
+    assert hidden.shape == x.shape
+    assert objective is None or objective.shape == (0,)
 
 
-OTHER_THAN_VALUE = ("primal", "linformer", "cosformer")  # no values; values projected; relu features may vanish
+NO_OWN_VALUE = ("primal", "linformer", "cosformer")  # no values; projected values; relu features may all be zero
 
 
-@pytest.mark.parametrize(("name", "causal"), [v for v in VARIANTS if not v[0].startswith(OTHER_THAN_VALUE)])
+@pytest.mark.parametrize(("name", "causal"), [v for v in VARIANTS if not v[0].startswith(NO_OWN_VALUE)])
 def test_a_single_token_attends_to_itself(name: str, causal: bool) -> None:
-    """Alone, its output is its own value, projected (Flowformer scales it by a flow below one)."""
-    layer = make_layer(name, causal)
-    x = torch.stack(make_batch((1, 1)))
-    assert isinstance(layer, DualAttention)
+    """Its output is its own value, projected. Flowformer scales it by sigmoid(1)."""
+    layer, x = make_layer(name, causal), make_batch(2, 1)
     value = layer.value(x)
     if name == "flowformer":
-        value = value.unflatten(-1, (layer.num_heads, -1)) * torch.sigmoid(torch.ones((), dtype=x.dtype))
-        value = value.flatten(-2)
+        value = value * torch.ones((), dtype=x.dtype).sigmoid()
     torch.testing.assert_close(layer(x).hidden, layer.output(value))
 
 
@@ -152,36 +145,34 @@ def test_dropout_acts_in_training_only() -> None:
     layer = CausalPrimalAttention(width=8, num_heads=2, dropout=0.5)
     x = torch.randn(4, 16, 8)
     torch.manual_seed(0)
-    dropped = (layer(x).hidden == 0).double().mean()
-    assert 0.4 < dropped < 0.6
+    assert 0.4 < (layer(x).hidden == 0).double().mean() < 0.6
     layer.eval()
     assert torch.equal(layer(x).hidden, layer(x).hidden)
     assert (layer(x).hidden == 0).sum() == 0
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@masked_or_not
 @pytest.mark.parametrize("fused", [False, True])
 def test_attention_dropout_drops_attention_weights(fused: bool, masked: bool) -> None:
-    layer = make_layer("softmax", True, attention_dropout=0.5, fused=fused)
-    x = torch.stack(make_batch((9, 9)))
+    layer, x = make_layer("softmax", True, attention_dropout=0.5, fused=fused), make_batch(2, 9)
     valid = torch.ones(2, 9, dtype=torch.bool) if masked else None
     assert not torch.equal(layer(x, valid).hidden, layer(x, valid).hidden)
     layer.eval()
     torch.testing.assert_close(layer(x, valid).hidden, make_layer("softmax", True)(x).hidden)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("name", "causal"), VARIANTS)
-def test_nothing_waits_for_the_device(name: str, causal: bool, masked: bool) -> None:
-    """On a device without data, forward and backward: a value that is read back, or a CPU tensor, would raise."""
+@masked_or_not
+@all_variants
+def test_no_call_waits_for_the_device(name: str, causal: bool, masked: bool) -> None:
+    """On the meta device, reading a value back or using a CPU tensor raises an error."""
     layer = make_layer(name, causal).to("meta")
-    x = torch.zeros(2, 9, WIDTH, dtype=torch.float64, device="meta", requires_grad=True)
+    x = make_batch(2, 9).to("meta").requires_grad_()
     valid = torch.ones(2, 9, dtype=torch.bool, device="meta") if masked else None
-    hidden, objective = layer(x, valid, positions=slice(1, None, 3), with_objective=True)
-    assert hidden.shape == (2, 3, WIDTH)
-    (hidden.sum() if objective is None else hidden.sum() + objective.sum()).backward()
+    output = layer(x, valid, positions=slice(1, None, 3), with_objective=True)
+    assert output.hidden.shape == x[:, 1::3].shape
+    with_gradients(output, layer, x)
     assert layer.kernel_matrix(x, valid).shape == (2, layer.num_heads, 9, 9)
     if isinstance(layer, CausalPrimalAttention):
         token, real = x[:, 0], None if valid is None else valid[:, 0]
-        assert layer.step(token, layer.initial_state(2), real)[0].shape == (2, WIDTH)
-        assert layer.step_window(token, layer.initial_window(2, 3), real)[0].shape == (2, WIDTH)
+        assert layer.step(token, layer.initial_state(2), real)[0].shape == token.shape
+        assert layer.step_window(token, layer.initial_window(2, 3), real)[0].shape == token.shape

@@ -1,7 +1,8 @@
-"""The UEA benchmark: what it reads, what it trains, what it says."""
+"""The UEA benchmark: what it reads, trains and reports."""
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.classify import Losses, kept_scores, update
+from benchmarks.classify import Losses, Sequences, kept_scores, update
 from benchmarks.encoder import Encoder
 from benchmarks.uea import run as uea
-from benchmarks.uea import schedule as uea_schedule
+from benchmarks.uea import schedule
 from benchmarks.uea.run import Config, Penalized, findings, load, load_encoder, main, read_split, table, train
+from benchmarks.uea.schedule import Scores, Search, choice, deal, hold_out
 from primal_dt.training.metrics_log import read_metrics
 
 pytest.importorskip("aeon")
+CPU = torch.device("cpu")
 HEADER = """@problemName Toy
 @timeStamps false
 @missing false
@@ -30,43 +33,45 @@ HEADER = """@problemName Toy
 
 
 def write(folder: Path, split: str, number: int, seed: int) -> list[np.ndarray]:
-    """Series of two channels and several lengths: rising ones are of class a, falling ones of class b."""
+    """Write series of two channels and several lengths. Rising series have class a, falling ones class b."""
     random = np.random.default_rng(seed)
     lines, series = [], []
     for row in range(number):
-        length, slope = random.integers(5, 12), 1 if row % 2 == 0 else -1
-        values = np.stack([slope * np.arange(length) + random.normal(size=length), 7 + 3 * random.normal(size=length)])
-        series.append(values)
-        channels = (",".join(f"{value:.6f}" for value in channel) for channel in values)
-        lines.append(":".join(channels) + (":a" if slope > 0 else ":b"))
+        length, (slope, label) = random.integers(5, 12), [(1, "a"), (-1, "b")][row % 2]
+        series.append([[slope], [0]] * np.arange(length) + random.normal([[0], [7]], [[1], [3]], (2, length)))
+        lines.append(":".join([*(",".join(map(str, channel)) for channel in series[-1]), label]))
     (folder / f"Toy_{split}.ts").write_text(HEADER + "\n".join(lines) + "\n")
     return series
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Path:
-    write(tmp_path, "TRAIN", 40, 0)
-    write(tmp_path, "TEST", 30, 1)
-    return tmp_path
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    write(folder, "TRAIN", 40, 0)
+    write(folder, "TEST", 30, 1)
+    return folder
 
 
-def test_series_keep_their_lengths_and_are_standardized_with_the_training_split(tmp_path: Path) -> None:
-    written = write(tmp_path, "TRAIN", 40, 0)
-    test_written = write(tmp_path, "TEST", 30, 1)
+def check_standardized(split: Sequences) -> None:
+    steps = torch.cat(list(split.tokens))
+    torch.testing.assert_close(steps.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(steps.std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
+
+
+def test_series_are_standardized_with_the_training_split(tmp_path: Path) -> None:
+    every = np.concatenate(write(tmp_path, "TRAIN", 40, 0), axis=1)
+    written = write(tmp_path, "TEST", 30, 1)
     training, test = load("Toy", tmp_path)
-    every = np.concatenate(written, axis=1)
-    expected = (test_written[3].T - every.mean(1)) / every.std(1)
-    np.testing.assert_allclose(test.tokens[3].numpy(), expected, atol=1e-4)
-    together = torch.cat(list(training.tokens))
-    torch.testing.assert_close(together.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(together.std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
+    check_standardized(training)
+    np.testing.assert_allclose(test.tokens[3], (written[3].T - every.mean(1)) / every.std(1), atol=1e-4)
     assert training.labels.tolist() == [0, 1] * 20
-    batch = test.batch([0, 3], torch.device("cpu"))
+    batch = test.batch([0, 3], CPU)
     assert batch.valid is not None
     assert batch.valid.sum(1).tolist() == [len(test.tokens[0]), len(test.tokens[3])]
-    assert [len(part.labels) for part in test.batches(8, torch.device("cpu"))] == [8, 8, 8, 6]
+    assert [len(part.labels) for part in test.batches(8, CPU)] == [8, 8, 8, 6]
 
 
+@pytest.mark.slow
 def test_japanese_vowels_come_with_aeon() -> None:
     training, test = load("JapaneseVowels", None)
     assert (len(training.tokens), len(test.tokens)) == (270, 370)
@@ -75,106 +80,113 @@ def test_japanese_vowels_come_with_aeon() -> None:
     assert int(training.labels.max()) == 8
 
 
-def test_what_is_missing_is_told(toy: Path) -> None:
-    with pytest.raises(ValueError, match="Handwriting does not come with aeon: give --folder"):
-        load("Handwriting", None)
-    with pytest.raises(ValueError, match=r"there is no .*Other_TRAIN\.ts"):
-        load("Other", toy)
-    with pytest.raises(ValueError, match="attention can be softmax"):
-        Config(attention=("magic",))
-    with pytest.raises(ValueError, match="attention must name at least one, and each once"):
-        Config(attention=("softmax", "softmax"))
-    with pytest.raises(ValueError, match="seeds must name at least one"):
-        Config(seeds=())
-    with pytest.raises(ValueError, match="eta"):
-        Config(eta=-1.0)
-    with pytest.raises(ValueError, match="--device nonsense cannot be used"):
-        main(Config(device="nonsense", out=toy / "out"))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "Handwriting"}, "Handwriting does not come with aeon: give --folder"),
+        ({"dataset": "Other", "folder": Path()}, r"Other_TRAIN\.ts is missing"),
+        ({"attention": ("magic",)}, "attention must be among softmax"),
+        ({"attention": ("softmax", "softmax")}, "attention must have at least one entry and no duplicates"),
+        ({"seeds": ()}, "seeds must have at least one entry"),
+        ({"eta": -1.0}, r"eta \(-1\.0\) at least 0"),
+        ({"device": "nonsense"}, "--device nonsense cannot be used"),
+    ],
+)
+def test_invalid_settings_are_rejected(own_folders: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        main(Config(**settings))
 
 
-def test_settings_are_the_papers_unless_given_and_keep_their_folders_apart() -> None:
+def test_settings_default_to_the_papers() -> None:
     config = Config(dataset="JapaneseVowels", eta=0.0)
     assert config.penalized("primal-plus") == Penalized(30, 0.0, 5)
     assert config.penalized("primalformer") == Penalized(40, 0.0, 5)
     assert config.run_folder("primal-plus", 0) != Config(dataset="JapaneseVowels").run_folder("primal-plus", 0)
     assert Config(dataset="Toy", rank=7).penalized("primal-plus") == Penalized(7, 0.1, 10)
-    assert (Config(dataset="PEMS-SF").num_epochs(), Config().num_epochs(), Config(epochs=3).num_epochs()) == (
-        400,
-        100,
-        3,
-    )
+    assert [Config("PEMS-SF").num_epochs(), Config().num_epochs(), Config(epochs=3).num_epochs()] == [400, 100, 3]
 
 
-@pytest.mark.parametrize("attention", ["softmax", "primal-plus"])
-def test_a_toy_is_learned_and_what_is_saved_says_the_same(toy: Path, attention: str) -> None:
-    config = Config(dataset="Toy", folder=toy, epochs=8, rank=8, rank_multi=1, out=toy / "out")
-    splits = load("Toy", toy)
-    score = train(config, attention, 0, splits)
+Trained = tuple[Config, str, Path, float]
+
+
+@pytest.fixture(scope="module", params=["softmax", "primal-plus"])
+def trained(request: pytest.FixtureRequest, toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A finished run: its settings, attention stack, folder and test accuracy."""
+    config = Config("Toy", toy, epochs=4, rank=8, rank_multi=1, out=tmp_path_factory.mktemp("out"))
+    score = train(config, request.param, 0, load("Toy", toy))
+    return config, request.param, config.run_folder(request.param, 0), score
+
+
+@pytest.mark.slow
+def test_training_learns_and_is_reproducible(trained: Trained, toy: Path) -> None:
+    config, attention, folder, score = trained
     assert score > 90
-    assert train(config, attention, 0, splits) == score
-    folder = config.run_folder(attention, 0)
+    assert train(config, attention, 0, load("Toy", toy)) == score
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # the second run replaced the curves of the first
+    lines = read_metrics(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
+    assert lines[-1]["test/accuracy"] == score
+    assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
+
+
+@pytest.mark.slow
+def test_saved_encoder_has_the_reported_accuracy(trained: Trained) -> None:
+    *_, folder, score = trained
     encoder, batch = load_encoder(folder, 30)
     correct = (encoder(batch.x, batch.valid).logits.argmax(-1) == batch.labels).float().mean()
     assert 100 * float(correct) == pytest.approx(score)
-    assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # the second training did not add to the first's curves
-    lines = read_metrics(folder)
-    assert [line["step"] for line in lines] == [*range(1, 9), 8]
-    assert lines[-1]["test/accuracy"] == score
-    assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
+
+
+def test_saved_scores_are_used_for_equal_settings_only(trained: Trained) -> None:
+    config, attention, folder, score = trained
     assert kept_scores(folder, config.facts(attention, 0)) == {"test": score}
-    for other in (replace(config, lr=2e-3), replace(config, folder=toy.parent), replace(config, schedule="cosine")):
-        assert kept_scores(folder, other.facts(attention, 0)) is None
     assert kept_scores(folder, config.facts(attention, 1)) is None
+    for other in (replace(config, lr=2e-3), replace(config, folder=folder), replace(config, schedule="cosine")):
+        assert kept_scores(folder, other.facts(attention, 0)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_loss", [50.0, math.nan])
-def test_a_training_that_came_apart_goes_back_to_its_best_epoch(
-    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_loss: float
+def test_diverged_training_returns_to_its_best_epoch(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_loss: float
 ) -> None:
-    config = Config(dataset="Toy", folder=toy, epochs=3, out=toy / "out")
-    calls = 0
-    good: dict[str, torch.Tensor] = {}
+    weights: list[dict[str, torch.Tensor]] = []  # after each update
 
-    def apart_in_the_last_epoch(model: Encoder, *arguments: Any, **options: Any) -> Losses:
-        nonlocal calls
-        calls += 1
+    def diverge_in_epoch_3(model: Encoder, *arguments: Any, **options: Any) -> Losses:
         losses = update(model, *arguments, **options)
-        if calls == 6:  # 40 series in batches of 16 are 3 an epoch
-            good.update({name: value.clone() for name, value in model.state_dict().items()})
-        if calls <= 6:
+        weights.append(deepcopy(model.state_dict()))
+        if len(weights) <= 6:  # 40 series in batches of 16 are 3 updates an epoch
             return losses
-        with torch.no_grad():
-            model.head.weight.fill_(torch.nan)
+        torch.nn.init.constant_(model.head.weight, math.nan)
         return losses._replace(total=torch.tensor(last_loss))
 
-    monkeypatch.setattr(uea, "update", apart_in_the_last_epoch)
+    monkeypatch.setattr(uea, "update", diverge_in_epoch_3)
+    config = Config("Toy", toy, epochs=3, out=tmp_path)
     train(config, "softmax", 0, load("Toy", toy))
-    kept, _ = load_encoder(config.run_folder("softmax", 0), 1)
-    assert all(torch.equal(value, good[name]) for name, value in kept.state_dict().items())
+    saved, _ = load_encoder(config.run_folder("softmax", 0), 1)
+    assert all(torch.equal(value, weights[5][name]) for name, value in saved.state_dict().items())
     assert "in epoch 2" in capsys.readouterr().out
 
 
-def test_what_was_trained_is_not_trained_again(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = Config(
-        dataset="Toy", folder=toy, epochs=1, rank=8, rank_multi=1, attention=("primal-plus",), out=toy / "out"
-    )
-    main(replace(config, seeds=(0,)))
+@pytest.mark.slow
+def test_finished_training_is_not_repeated(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config("Toy", toy, ("primal-plus",), seeds=(0,), epochs=1, rank=8, rank_multi=1, out=tmp_path)
+    main(config)
     weights = config.run_folder("primal-plus", 0) / "weights.pt"
     stamp = weights.stat().st_mtime_ns
     main(replace(config, seeds=(0, 1)))
     assert weights.stat().st_mtime_ns == stamp
-    printed = capsys.readouterr().out
-    assert f"(from {weights.parent}; --again to train anew)" in printed
-    assert [entry["seed"] for entry in json.loads((toy / "out" / "Toy.json").read_text())] == [0, 1]
-    main(replace(config, seeds=(0,), again=True))
+    assert f"(from {weights.parent}; --again to retrain)" in capsys.readouterr().out
+    assert [entry["seed"] for entry in json.loads((tmp_path / "Toy.json").read_text())] == [0, 1]
+    main(replace(config, again=True))
     assert weights.stat().st_mtime_ns > stamp
 
 
-def test_labels_that_no_one_has_seen_are_told(toy: Path) -> None:
-    path = toy / "Toy_TEST.ts"
-    path.write_text(path.read_text().replace("true a b", "true a b c").replace(":b\n", ":c\n", 1))
-    with pytest.raises(ValueError, match="has classes that the training split has not"):
-        load("Toy", toy)
+def test_unknown_test_classes_are_rejected(tmp_path: Path) -> None:
+    write(tmp_path, "TRAIN", 4, 0)
+    (tmp_path / "Toy_TEST.ts").write_text(HEADER.replace("true a b", "true a b c") + "1.0,2.0:3.0,4.0:c\n")
+    with pytest.raises(ValueError, match="has classes that the training split lacks"):
+        load("Toy", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -182,20 +194,17 @@ def test_labels_that_no_one_has_seen_are_told(toy: Path) -> None:
     [
         ("", "is not in the archive's format|has 0 series"),
         ("nonsense\n", "is not in the archive's format|has 0 series"),
-        (HEADER.replace("@missing false", "@missing true") + "1.0,?,2.0:3.0,4.0,5.0:a\n", "has missing values, in 1"),
-        (
-            HEADER.replace("@classLabel true a b", "@classLabel false") + "1.0,2.0:3.0,4.0\n",
-            "not in the archive's|classes",
-        ),
+        (HEADER.replace("@missing false", "@missing true") + "1.0,?,2.0:3.0,4.0,5.0:a\n", "has missing values in 1"),
+        (HEADER.replace("true a b", "false") + "1.0,2.0:3.0,4.0\n", "not in the archive's|class labels"),
     ],
 )
-def test_files_that_cannot_be_used_are_told(toy: Path, content: str, message: str) -> None:
-    (toy / "Toy_TRAIN.ts").write_text(content)
-    with pytest.raises(ValueError, match=rf"(?s){toy}.*({message})"):
-        load("Toy", toy)
+def test_unusable_files_are_rejected(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "Toy_TRAIN.ts").write_text(content)
+    with pytest.raises(ValueError, match=rf"(?s){tmp_path}.*({message})"):
+        load("Toy", tmp_path)
 
 
-def test_the_table_has_the_paper_beside_ours() -> None:
+def test_table_has_the_paper_beside_ours() -> None:
     config = Config(dataset="JapaneseVowels", attention=("softmax", "primal-plus"), seeds=(0, 1))
     scores = {"softmax": [98.0, 99.0], "primal-plus": [97.0, 97.0]}
     text = table(config, scores)
@@ -205,64 +214,72 @@ def test_the_table_has_the_paper_beside_ours() -> None:
     assert list(findings(Config(dataset="Other"), scores)) == []
 
 
-def test_folds_are_a_partition_with_their_share_of_each_class() -> None:
+def test_folds_partition_each_class() -> None:
     labels = ["a"] * 7 + ["b"] * 11 + ["c"] * 2
-    folds = uea_schedule.deal(labels, 3, seed=0)
+    folds = deal(labels, 3, seed=0)
     assert sorted(row for fold in folds for row in fold) == list(range(20))
     for name in "abc":
         counts = [sum(labels[row] == name for row in fold) for fold in folds]
         assert max(counts) - min(counts) <= 1
-    assert uea_schedule.deal(labels, 3, seed=0) == folds != uea_schedule.deal(labels, 3, seed=1)
+    assert deal(labels, 3, seed=0) == folds != deal(labels, 3, seed=1)
 
 
-def test_a_fold_that_is_held_out_has_no_part_in_the_scale(toy: Path) -> None:
+def test_held_out_fold_does_not_affect_the_scale(toy: Path) -> None:
     training = read_split("Toy", toy, "train")
     training.values[5][:] += 1e6
-    others, held = uea_schedule.hold_out(training, [5, 8])
-    together = torch.cat(list(others.tokens))
+    others, held = hold_out(training, [5, 8])
     assert (len(others.tokens), len(held.tokens)) == (38, 2)
-    torch.testing.assert_close(together.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(together.std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
+    check_standardized(others)
     assert float(held.tokens[0].min()) > 1e4
     assert held.labels.tolist() == [1, 0]
 
 
-def test_a_schedule_is_chosen_by_all_stacks_and_a_draw_goes_to_the_papers() -> None:
-    scores: uea_schedule.Scores = {("softmax", "constant"): [90.0, 92.0], ("softmax", "cosine"): [80.0, 80.0]}
+def test_tied_schedules_default_to_the_papers() -> None:
+    scores: Scores = {("softmax", "constant"): [90.0, 92.0], ("softmax", "cosine"): [80.0, 80.0]}
     scores |= {("primal-plus", "constant"): [50.0, 50.0], ("primal-plus", "cosine"): [61.0, 61.0]}
-    assert uea_schedule.choice(scores) == "constant"  # 70.5 both
+    assert choice(scores) == "constant"  # both means are 70.5
     scores["primal-plus", "cosine"] = [61.0, 61.1]
-    assert uea_schedule.choice(scores) == "cosine"
-    assert "| mean of all      |      70.50 |      70.53 |" in uea_schedule.table(
-        uea_schedule.Search(dataset="Toy", attention=("softmax", "primal-plus")), scores
-    )
+    assert choice(scores) == "cosine"
+    text = schedule.table(Search("Toy", attention=("softmax", "primal-plus")), scores)
+    assert "| mean of all      |      70.50 |      70.53 |" in text
 
 
-def test_schedules_are_compared_without_the_test_split(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (toy / "Toy_TEST.ts").unlink()
-    search = uea_schedule.Search(
-        dataset="Toy", folder=toy, attention=("softmax",), seeds=(3,), folds=2, epochs=3, out=toy / "out"
-    )
-    uea_schedule.main(search)
+@pytest.fixture
+def search(tmp_path: Path) -> Search:
+    """A search in a folder without a test split."""
+    write(tmp_path, "TRAIN", 40, 0)
+    return Search("Toy", tmp_path, ("softmax",), seeds=(3,), folds=2, epochs=2, out=tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_schedule_search_needs_no_test_split(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule.main(search)
     printed = capsys.readouterr().out
     losses = {}
-    for schedule in ("constant", "cosine"):
-        lines = read_metrics(toy / "out" / f"Toy__softmax__{schedule}__fold1of2__s3")
-        losses[schedule] = [line["train/loss"] for line in lines if "train/loss" in line]
-        assert f"softmax, {schedule}, seed 3, fold 1 of 2: {lines[-1]['held-out/accuracy']:.1f} %" in printed
+    for name in ("constant", "cosine"):
+        lines = read_metrics(search.out / f"Toy__softmax__{name}__fold1of2__s3")
+        losses[name] = [line["train/loss"] for line in lines if "train/loss" in line]
+        assert f"softmax, {name}, seed 3, fold 1 of 2: {lines[-1]['held-out/accuracy']:.1f} %" in printed
     assert losses["constant"][0] == losses["cosine"][0]  # the rate falls after the first epoch
     assert losses["constant"][1] != losses["cosine"][1]
-    saved = json.loads((toy / "out" / "Toy.json").read_text())
+    saved = json.loads((search.out / "Toy.json").read_text())
     assert [len(entry["scores"]) for entry in saved["held_out_accuracy"]] == [2, 2]
-    stamps = {path: path.stat().st_mtime_ns for path in toy.glob("out/*/metrics.jsonl")}
+
+
+@pytest.mark.slow
+def test_finished_trials_are_reused(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
+    search = replace(search, epochs=1)
+    schedule.main(search)
+    printed = capsys.readouterr().out
+    stamps = {path: path.stat().st_mtime_ns for path in search.out.glob("*/metrics.jsonl")}
     assert len(stamps) == 4
-    uea_schedule.main(search)
+    schedule.main(search)
     assert capsys.readouterr().out == printed
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_folds_that_cannot_be_dealt_are_told(toy: Path) -> None:
+def test_invalid_numbers_of_folds_are_rejected(search: Search) -> None:
     with pytest.raises(ValueError, match=r"folds \(1\) must be at least 2"):
-        uea_schedule.Search(folds=1)
-    with pytest.raises(ValueError, match=r"folds \(41\) must not be more than the 40 training series"):
-        uea_schedule.main(uea_schedule.Search(dataset="Toy", folder=toy, folds=41, out=toy / "out"))
+        Search(folds=1)
+    with pytest.raises(ValueError, match=r"folds \(41\) must be at most the number of training series \(40\)"):
+        schedule.main(replace(search, folds=41))

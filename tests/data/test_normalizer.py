@@ -1,4 +1,4 @@
-"""The one place where units change."""
+"""Conversion between raw units and the model's units."""
 
 import numpy as np
 import pytest
@@ -6,21 +6,20 @@ import pytest
 from primal_dt.data.normalizer import Normalizer
 
 MEAN, STD = np.array([1.0, -2.0], np.float32), np.array([2.0, 0.5], np.float32)
+NORMALIZER = Normalizer(MEAN, STD, 1000.0)
 
 
 def test_states_are_standardized_and_returns_scaled() -> None:
-    normalizer = Normalizer(MEAN, STD, 1000.0)
-    assert normalizer.states(np.array([[3.0, -2.0], [1.0, -1.0]])).tolist() == [[1, 0], [0, 2]]
-    assert normalizer.returns(np.array([3600.0, -500.0])).tolist() == pytest.approx([3.6, -0.5])
+    assert NORMALIZER.states(np.array([[3.0, -2.0], [1.0, -1.0]])).tolist() == [[1, 0], [0, 2]]
+    assert NORMALIZER.returns(np.array([3600.0, -500.0])).tolist() == pytest.approx([3.6, -0.5])
 
 
-def test_single_precision_comes_out_whatever_goes_in() -> None:
-    normalizer = Normalizer(MEAN, STD, 1000.0)
-    assert normalizer.states(np.zeros((3, 2), np.float64)).dtype == np.float32
-    assert normalizer.returns(np.zeros(3, np.float64)).dtype == np.float32
+def test_results_are_in_single_precision() -> None:
+    assert NORMALIZER.states(np.zeros((3, 2), np.float64)).dtype == np.float32
+    assert NORMALIZER.returns(np.zeros(3, np.float64)).dtype == np.float32
 
 
-def test_statistics_leave_a_constant_entry_finite() -> None:
+def test_constant_entries_stay_finite() -> None:
     states = np.array([[1.0, 5.0], [3.0, 5.0]], np.float32)
     normalizer = Normalizer.of(states, return_scale=1.0)
     np.testing.assert_allclose(normalizer.states(states), [[-1, 0], [1, 0]], atol=1e-5)
@@ -29,9 +28,9 @@ def test_statistics_leave_a_constant_entry_finite() -> None:
 @pytest.mark.parametrize(
     ("mean", "std", "scale", "message"),
     [
-        (MEAN, STD[:1], 1.0, "vectors of one length"),
+        (MEAN, STD[:1], 1.0, "vectors of the same length"),
         (MEAN * np.nan, STD, 1.0, "finite"),
-        (MEAN, STD * [1, 0], 1.0, "state_std must be positive, but entry 1 is not"),
+        (MEAN, STD * [1, 0], 1.0, "state_std must be positive, but entry 1 is 0"),
         (MEAN, STD, 0.0, r"return_scale \(0.0\) must be positive"),
         (MEAN, STD, np.inf, r"return_scale \(inf\) must be positive and finite"),
     ],

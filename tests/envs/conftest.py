@@ -1,11 +1,8 @@
-"""Every test of this folder has its own cache and its own Minari folder."""
-
-from pathlib import Path
+"""Gives every test of this folder an empty working folder (``tmp_path``), its own cache and its own Minari folder."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRIMAL_DT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+def _own_folders(own_folders: object) -> None:
+    pass

@@ -1,4 +1,4 @@
-"""Small real files: D4RL's layout by h5py, Minari's by Minari."""
+"""Small real files: D4RL's layout written with h5py, Minari's with Minari."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +7,19 @@ from typing import Any
 import h5py
 import numpy as np
 
-from envs.datasets.minari import RecordedEpisode, write_minari
-from envs.tasks import ENVIRONMENTS, Task, task_of
+from envs.datasets.minari import RecordedEpisode, open_minari, write_minari
+from envs.tasks import ENVIRONMENTS, ActionBox, task_of
+from primal_dt.data.trajectories import Trajectory
+
+BOX = ActionBox(-1.0, 1.0)
+NAME = "test/hopper/small-v0"
+"""The name of a small Minari data set."""
 
 
 def d4rl_arrays(
     lengths: tuple[int, ...] = (4, 1, 3), *, environment: str = "hopper", seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Episodes of an environment's widths; all but the first end by themselves."""
+    """Random episodes with an environment's widths. The first is truncated; the others terminate."""
     n, random = sum(lengths), np.random.default_rng(seed)
     widths = ENVIRONMENTS[environment]
     terminals, timeouts = np.zeros(n, bool), np.zeros(n, bool)
@@ -32,6 +37,13 @@ def d4rl_arrays(
     }
 
 
+def cut_off_arrays() -> dict[str, np.ndarray]:
+    """The same episodes in a recording that stops before the last one ends."""
+    arrays = d4rl_arrays()
+    arrays["terminals"][-1] = False
+    return arrays
+
+
 def write_d4rl(path: Path, arrays: dict[str, np.ndarray], **attributes: Any) -> Path:
     with h5py.File(path, "w") as file:
         for key, array in arrays.items():
@@ -40,14 +52,13 @@ def write_d4rl(path: Path, arrays: dict[str, np.ndarray], **attributes: Any) -> 
     return path
 
 
-def recorded_episodes(
-    lengths: tuple[int, ...] = (4, 1, 3), *, environment: str = "hopper", seed: int = 0
-) -> Iterator[RecordedEpisode]:
-    random, widths = np.random.default_rng(seed), ENVIRONMENTS[environment]
+def recorded_episodes(lengths: tuple[int, ...] = (4, 1, 3)) -> Iterator[RecordedEpisode]:
+    """Random episodes of Hopper. The first is truncated; the others terminate."""
+    random = np.random.default_rng(0)
     for number, length in enumerate(lengths):
         yield RecordedEpisode(
-            observations=random.normal(size=(length + 1, widths.state_width)),
-            actions=random.uniform(-1, 1, size=(length, widths.action_width)).astype(np.float32),
+            observations=random.normal(size=(length + 1, 11)),
+            actions=random.uniform(-1, 1, size=(length, 3)).astype(np.float32),
             rewards=random.normal(size=length),
             terminated=number > 0,
             truncated=number == 0,
@@ -55,7 +66,17 @@ def recorded_episodes(
         )
 
 
-def write_small_minari(dataset_id: str, task: Task | None = None, **options: Any) -> Path:
-    task = task or task_of("Hopper-v5")
-    episodes = recorded_episodes(environment=task.environment.name, **options)
-    return write_minari(dataset_id, episodes, task=task, algorithm="none", description="for a test", facts={"seed": 7})
+def write_small_minari(name: str = NAME, lengths: tuple[int, ...] = (4, 1, 3), *, replace: bool = False) -> Path:
+    return write_minari(
+        name,
+        recorded_episodes(lengths),
+        task=task_of("Hopper-v5"),
+        algorithm="none",
+        description="for a test",
+        facts={"seed": 7},
+        replace=replace,
+    )
+
+
+def read_minari(folder: Path) -> list[Trajectory]:
+    return list(open_minari(folder).episodes(BOX))

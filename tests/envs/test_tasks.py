@@ -1,4 +1,4 @@
-"""The table of tasks: its numbers, and that units are not mixed."""
+"""The table of tasks: its numbers, names and units."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from primal_dt.evaluation.score import normalized
 from primal_dt.task import Reference, RunTask
 
 
-def test_scores_are_those_of_d4rl() -> None:
-    """The ends of the scale, and the mean returns of D4RL's medium v2 data, worked out by hand."""
+def test_scores_match_d4rl() -> None:
+    """The ends of the scale, and the mean returns of D4RL's medium v2 data, calculated by hand."""
     for environment in ENVIRONMENTS.values():
         reference = environment.reference
         ends = [reference.random_return, reference.expert_return]
@@ -37,20 +37,18 @@ def test_a_score_is_linear_in_the_return() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "environment", "tier", "env_id"),
+    ("name", "expected"),
     [
-        ("hopper-medium-v2", "d4rl", "hopper", "medium", "Hopper-v4"),
-        ("halfcheetah-medium-replay-v2", "d4rl", "halfcheetah", "medium-replay", "HalfCheetah-v4"),
-        ("mujoco/walker2d/expert-v0", "minari", "walker2d", "expert", "Walker2d-v5"),
-        ("primal/hopper/medium-expert-v0", "primal", "hopper", "medium-expert", "Hopper-v5"),
+        ("hopper-medium-v2", ("d4rl", "hopper", "medium", "Hopper-v4")),
+        ("halfcheetah-medium-replay-v2", ("d4rl", "halfcheetah", "medium-replay", "HalfCheetah-v4")),
+        ("mujoco/walker2d/expert-v0", ("minari", "walker2d", "expert", "Walker2d-v5")),
+        ("primal/hopper/medium-expert-v0", ("primal", "hopper", "medium-expert", "Hopper-v5")),
     ],
 )
-def test_a_name_tells_source_environment_tier_and_version(
-    name: str, source: str, environment: str, tier: str, env_id: str
-) -> None:
+def test_a_name_gives_source_environment_tier_version(name: str, expected: tuple[str, ...]) -> None:
     parsed = parse_name(name)
     assert parsed is not None
-    assert (parsed.source, parsed.environment, parsed.tier, parsed.task.env_id) == (source, environment, tier, env_id)
+    assert (parsed.source, parsed.environment, parsed.tier, parsed.task.env_id) == expected
     assert str(parsed) == name
 
 
@@ -59,45 +57,42 @@ def test_other_names_are_unknown(name: str) -> None:
     assert parse_name(name) is None
 
 
-def test_every_name_comes_back() -> None:
+def test_known_names_survive_a_round_trip() -> None:
     assert len(KNOWN_NAMES) == 3 * (5 + 3 + 5)
     assert all(parse_name(str(name)) == name for name in KNOWN_NAMES.values())
 
 
-def test_the_nine_tasks_of_the_paper_have_a_rank_and_others_none() -> None:
-    ranks = {
-        (environment, tier): DatasetName("d4rl", environment, tier).task.paper_rank
+def test_the_papers_nine_tasks_have_a_rank() -> None:
+    ranks = [
+        DatasetName("d4rl", environment, tier).task.paper_rank
         for environment in ENVIRONMENTS
         for tier in ("medium-expert", "medium", "medium-replay")
-    }
-    assert list(ranks.values()) == [64, 96, 64, 96, 64, 32, 96, 96, 96]
+    ]
+    assert ranks == [64, 96, 64, 96, 64, 32, 96, 96, 96]
     assert DatasetName("d4rl", "hopper", "expert").task.paper_rank is None
     assert task_of("Hopper-v5").paper_rank is None
 
 
-def test_an_environment_id_has_a_task_in_its_own_version() -> None:
+def test_an_environment_id_gives_its_task() -> None:
     task = task_of("Walker2d-v4", "medium")
-    assert task.environment.name == "walker2d"
-    assert task.env_id == "Walker2d-v4"
-    assert task.environment.targets[0] == 5000
+    assert (task.environment.name, task.env_id, task.environment.targets[0]) == ("walker2d", "Walker2d-v4", 5000)
 
 
 @pytest.mark.parametrize("env_id", ["Ant-v5", "Hopper", "hopper-v5", "Hopper-v5 "])
-def test_an_unknown_environment_is_told_what_there_is(env_id: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"no task for the environment {env_id!r}.*Hopper-v5, HalfCheetah-v5, Walker2d-v5"
-    ):
+def test_an_unknown_environment_lists_the_known_ones(env_id: str) -> None:
+    message = f"no task for the environment {env_id!r}.*Hopper-v5, HalfCheetah-v5, Walker2d-v5"
+    with pytest.raises(ValueError, match=message):
         task_of(env_id)
 
 
-def test_the_headline_comes_first_whatever_is_asked_for() -> None:
+def test_the_headline_target_always_comes_first() -> None:
     task = task_of("Hopper-v5")
     assert task.run_task().targets == (3600, 1800)
     assert task.run_task([100.0, 3600.0]).targets == (3600, 100)
     assert task.run_task([100.0]).headline == 3600
 
 
-def test_a_run_task_survives_being_stored() -> None:
+def test_a_run_task_survives_a_round_trip() -> None:
     task = task_of("Walker2d-v4", "medium").run_task([7.0], dataset="a", data_env_ids=["b", "a", "b"], fingerprint="f")
     assert task.data_env_ids == ("a", "b")
     assert task.environment == "walker2d"

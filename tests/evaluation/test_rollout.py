@@ -1,7 +1,8 @@
-"""Rollouts: every episode is the one that its seed and target say, however many run at once."""
+"""Rollouts: an episode depends only on its policy, target and seed; failures are explained and lose no episode."""
 
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,19 @@ from primal_dt.task import Reference
 
 
 class Countdown:
-    """Episode of seed s: s % 4 + 1 steps, observation (s, step), reward = action * (step + 1)."""
+    """An episode with seed s has s % 4 + 1 steps, the observations (s, step) and the rewards action * (step + 1).
+
+    Faults: "make" raises at once; "raise" and "die" strike in the third step of seed 7; "observation" gives NaN
+    observations; "reward" gives an infinite reward in the third step.
+    """
 
     made = 0
 
-    def __init__(self) -> None:
+    def __init__(self, fault: str = "") -> None:
+        if fault == "make":
+            raise RuntimeError("no such thing")
         Countdown.made += 1
-        self.closed = False
+        self.fault, self.closed = fault, False
 
     def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         assert seed is not None
@@ -28,22 +35,26 @@ class Countdown:
         return np.array([seed, 0.0]), {}
 
     def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if (self.fault, self.seed, self.step_number) == ("raise", 7, 2):
+            raise RuntimeError("the physics has diverged")
+        if (self.fault, self.seed, self.step_number) == ("die", 7, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
         self.step_number += 1
         ended = self.step_number == self.seed % 4 + 1
-        reward = float(action[0]) * self.step_number
-        return np.array([self.seed, self.step_number]), reward, ended and self.seed % 2 == 0, ended, {}
+        observation = np.array([np.nan if self.fault == "observation" else self.seed, self.step_number])
+        reward = np.inf if (self.fault, self.step_number) == ("reward", 3) else float(action[0]) * self.step_number
+        return observation, reward, ended and self.seed % 2 == 0, ended, {}
 
     def close(self) -> None:
         self.closed = True
 
 
-class Recorder:
-    """Acts by the target, and writes down what it is told."""
+class TargetPolicy:
+    """Takes the target as its action and records the targets and observations that it has seen."""
 
     def __init__(self) -> None:
         self.targets = np.zeros(0)
         self.seen: list[tuple[float, float, float]] = []
-        self.told: list[list[float]] = []
 
     def reset(self, targets: np.ndarray, /) -> None:
         self.targets = targets.copy()
@@ -55,155 +66,103 @@ class Recorder:
 
     def observe(self, rewards: np.ndarray, /) -> None:
         assert len(rewards) == len(self.targets)
-        self.told.append(rewards.tolist())
 
     def keep(self, rows: np.ndarray, /) -> None:
         self.targets = self.targets[rows]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
-def test_episodes_do_not_depend_on_how_many_run_at_once(at_once: int) -> None:
-    targets, seeds = [1.0, 2.0, 3.0, 4.0, 5.0], [7, 0, 2, 5, 3]
-    policy = Recorder()
-    before = Countdown.made
+class NanActions(TargetPolicy):
+    """Takes the action NaN in the second step."""
+
+    def act(self, observations: np.ndarray, /) -> np.ndarray:
+        return np.where(observations[:, 1:] == 1, np.nan, super().act(observations))
+
+
+class RaisingPolicy(TargetPolicy):
+    def act(self, observations: np.ndarray, /) -> np.ndarray:
+        raise RuntimeError("no idea")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at_once", "workers"), [(1, 0), (2, 0), (3, 0), (100, 0), (2, 1), (2, 2), (2, 3), (100, 1), (100, 2), (100, 3)]
+)
+def test_episodes_do_not_depend_on_how_they_are_run(at_once: int, workers: int) -> None:
+    targets, seeds, lengths = [1.0, 2.0, 3.0, 4.0, 5.0], [7, 0, 2, 5, 3], [4, 1, 3, 2, 4]
+    policy, before = TargetPolicy(), Countdown.made
     running: list[int] = []
-    episodes = rollout(
-        policy, Countdown, targets=targets, seeds=seeds, num_environments=at_once, on_step=running.append
-    )
-    assert Countdown.made - before == min(at_once, 5)
-    lengths = [seed % 4 + 1 for seed in seeds]
-    expected = [
-        Episode(target, seed, target * sum(range(1, length + 1)), length)
-        for target, seed, length in zip(targets, seeds, lengths, strict=True)
-    ]
-    assert episodes == expected
-    assert sorted(policy.seen) == sorted(
-        (target, seed, float(step))
-        for target, seed, length in zip(targets, seeds, lengths, strict=True)
-        for step in range(length)
-    )
+    options: Any = {"num_environments": at_once, "num_workers": workers, "on_step": running.append}
+    episodes = rollout(policy, Countdown, targets=targets, seeds=seeds, **options)
+    assert Countdown.made - before == (0 if workers else min(at_once, 5))
+    expected = list(zip(targets, seeds, lengths, strict=True))
+    assert episodes == [Episode(target, seed, target * sum(range(n + 1)), n) for target, seed, n in expected]
+    assert sorted(policy.seen) == sorted((target, seed, step) for target, seed, n in expected for step in range(n))
     assert running[-1] == 0
 
 
-def test_environments_are_closed_also_when_the_policy_fails() -> None:
+def test_environments_are_closed_when_the_policy_fails() -> None:
     made: list[Countdown] = []
 
     def make() -> Countdown:
         made.append(Countdown())
         return made[-1]
 
-    class Broken(Recorder):
-        def act(self, observations: np.ndarray, /) -> np.ndarray:
-            raise RuntimeError("no idea")
-
     with pytest.raises(RuntimeError, match="no idea"):
-        rollout(Broken(), make, targets=[1.0, 1.0], seeds=[0, 1])
+        rollout(RaisingPolicy(), make, targets=[1.0, 1.0], seeds=[0, 1])
     assert [environment.closed for environment in made] == [True, True]
 
 
-class Fragile(Countdown):
-    """Fails, or dies, in the third step of the episode with seed 7."""
-
-    def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        if self.seed == 7 and self.step_number == 2:
-            raise RuntimeError("the physics has diverged")
-        return super().step(action)
+DIVERGED = "seed 7 failed at step 2: RuntimeError: the physics has diverged"
+NOT_MADE = "the environment cannot be made: no such thing"
+NAN_ACTION = "action at step 1 of the episode with seed 6 is not finite.*the observation is "
 
 
-class Deadly(Countdown):
-    def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        if self.seed == 7 and self.step_number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_failing_environment_is_told_and_what_had_ended_is_not_lost(workers: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "fault", "workers", "seeds", "message", "expected"),
+    [
+        (TargetPolicy, "raise", 0, [0, 7, 1, 3, 2], DIVERGED, [(0, 1), (1, 2), (2, 3)]),  # 2 ends in the failing step
+        (TargetPolicy, "raise", 2, [0, 7, 1, 3, 2], DIVERGED, [(0, 1), (1, 2), (2, 3)]),
+        (TargetPolicy, "die", 2, [0, 7, 3], "a worker process died with exit code -9", [(0, 1)]),
+        (TargetPolicy, "make", 0, [0], NOT_MADE, []),
+        (TargetPolicy, "make", 2, [0, 1], NOT_MADE, []),
+        (TargetPolicy, "reward", 0, [4, 6], "reward at step 2 of the episode with seed 6 is not finite", [(4, 1)]),
+        (NanActions, "", 0, [4, 6], NAN_ACTION + "finite", [(4, 1)]),
+        (NanActions, "observation", 0, [4, 6], NAN_ACTION + "not finite either", [(4, 1)]),
+    ],
+)
+def test_a_failure_is_explained_and_loses_no_episode(
+    policy: type[TargetPolicy], fault: str, workers: int, seeds: list[int], message: str, expected: list[Any]
+) -> None:
     ended: list[Episode] = []
-    with pytest.raises(RolloutError, match="seed 7 failed at step 2: RuntimeError: the physics has diverged"):
-        rollout(
-            Recorder(), Fragile, targets=[1.0] * 5, seeds=[0, 7, 1, 3, 2], num_workers=workers, on_episode=ended.append
-        )
-    assert [(episode.seed, episode.length) for episode in ended] == [(0, 1), (1, 2), (2, 3)]  # the last in that step
+    options: Any = {"num_workers": workers, "on_episode": ended.append}
+    with pytest.raises(RolloutError, match=message):
+        rollout(policy(), partial(Countdown, fault), targets=[1.0] * len(seeds), seeds=seeds, **options)
+    assert [(episode.seed, episode.length) for episode in ended] == expected
 
 
-def test_a_process_that_dies_is_told() -> None:
-    ended: list[Episode] = []
-    with pytest.raises(RolloutError, match="a process with environments has died, exit code -9"):
-        rollout(Recorder(), Deadly, targets=[1.0] * 3, seeds=[0, 7, 3], num_workers=2, on_episode=ended.append)
-    assert [episode.seed for episode in ended] == [0]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_processes_make_no_difference(workers: int) -> None:
-    targets, seeds = [1.0, 2.0, 3.0, 4.0, 5.0], [7, 0, 2, 5, 3]
-    alone = rollout(Recorder(), Countdown, targets=targets, seeds=seeds)
-    assert rollout(Recorder(), Countdown, targets=targets, seeds=seeds, num_workers=workers) == alone
-    assert (
-        rollout(Recorder(), Countdown, targets=targets, seeds=seeds, num_workers=workers, num_environments=2) == alone
-    )
-
-
-def test_an_environment_that_cannot_be_made_is_told() -> None:
-    with pytest.raises(RolloutError, match="the environment cannot be made: no such thing"):
-        rollout(Recorder(), cannot_be_made, targets=[1.0], seeds=[0])
-    with pytest.raises(RolloutError, match="the environment cannot be made: no such thing"):
-        rollout(Recorder(), cannot_be_made, targets=[1.0] * 2, seeds=[0, 1], num_workers=2)
-
-
-def cannot_be_made() -> Countdown:
-    raise RuntimeError("no such thing")
-
-
-@pytest.mark.parametrize(("seen", "words"), [(0.0, "is finite"), (float("nan"), "is not finite either")])
-def test_an_action_that_is_not_finite_is_told(seen: float, words: str) -> None:
-    class Lost(Recorder):
-        def act(self, observations: np.ndarray, /) -> np.ndarray:
-            actions = super().act(observations)
-            actions[observations[:, 1] == 1] = np.nan
-            return actions
-
-    class Foggy(Countdown):
-        def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-            observation, *rest = super().step(action)
-            return (np.array([seen, observation[1]]), *rest)  # type: ignore[return-value]
-
-    ended: list[Episode] = []
-    with pytest.raises(RolloutError, match=f"action at step 1 of the episode with seed 6 is not finite.*{words}"):
-        rollout(Lost(), Foggy, targets=[1.0, 1.0], seeds=[4, 6], on_episode=ended.append)
-    assert [episode.seed for episode in ended] == [4]
-
-
-def test_a_reward_that_is_not_finite_is_told() -> None:
-    class Priceless(Countdown):
-        def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-            observation, reward, *rest = super().step(action)
-            return (observation, reward if self.step_number < 3 else float("inf"), *rest)  # type: ignore[return-value]
-
-    with pytest.raises(RolloutError, match="the reward at step 2 of the episode with seed 6 is not finite"):
-        rollout(Recorder(), Priceless, targets=[1.0, 1.0], seeds=[4, 6])
-
-
-def test_a_wrong_call_is_told() -> None:
-    with pytest.raises(ValueError, match="one target for each seed, not 1 for 2"):
-        rollout(Recorder(), Countdown, targets=[1.0], seeds=[0, 1])
+def test_invalid_arguments_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"targets \(1\) and seeds \(2\) must have the same length"):
+        rollout(TargetPolicy(), Countdown, targets=[1.0], seeds=[0, 1])
     with pytest.raises(ValueError, match=r"num_environments \(0\) must be at least 1"):
-        rollout(Recorder(), Countdown, targets=[1.0], seeds=[0], num_environments=0)
-    assert rollout(Recorder(), Countdown, targets=[], seeds=[]) == []
+        rollout(TargetPolicy(), Countdown, targets=[1.0], seeds=[0], num_environments=0)
 
 
-def test_environments_answer_in_the_order_of_the_numbers() -> None:
+def test_a_rollout_of_no_episodes_is_empty() -> None:
+    assert rollout(TargetPolicy(), Countdown, targets=[], seeds=[]) == []
+
+
+def test_environments_answer_in_the_order_of_their_numbers() -> None:
     with Environments(Countdown, 5, num_workers=2) as environments:
         assert environments.reset([10, 11, 12, 13, 14])[:, 0].tolist() == [10, 11, 12, 13, 14]
-        numbers = np.array([0, 3, 4])
-        observations, rewards, ended, failures = environments.step(numbers, np.array([[1.0], [2.0], [3.0]]))
+        observations, rewards, ended, failures = environments.step(np.array([0, 3, 4]), np.array([[1.0], [2.0], [3.0]]))
     assert failures == []
     assert observations[:, 0].tolist() == [10, 13, 14]
     assert rewards.tolist() == [1, 2, 3]
     assert ended.tolist() == [False, False, False]
 
 
-def test_a_summary_has_the_means_and_d4rls_scores() -> None:
+def test_summaries_have_means_and_d4rl_scores() -> None:
     episodes = [Episode(3600.0, 0, 1000.0, 10), Episode(1800.0, 0, 500.0, 5), Episode(3600.0, 1, 2000.0, 30)]
     reference = Reference(-20.272305, 3234.3)
     first, second = summarize(episodes, reference)

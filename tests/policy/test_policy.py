@@ -1,5 +1,6 @@
-"""The policy: the model is shown what a training window would have, and nothing depends on how many act at once."""
+"""The policy sees its history as a training window, and its actions do not depend on the other environments."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,92 +11,81 @@ import torch
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.trajectories import Trajectories, Trajectory
-from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.model.transformer import ModelShape
 from primal_dt.policy.inference import InferenceMode, WindowInference
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.policy.tiles import Tiles
+from tests.conftest import SHAPE as SMALL_SHAPE
+from tests.model.small import random_model
 
-SHAPE = ModelShape(3, (-1.0, -1.0), (1.0, 1.0), width=16, context=4, rank=4, dropout=0.5, max_timesteps=12)
+SHAPE = replace(SMALL_SHAPE, dropout=0.5, max_timesteps=12)
 UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
-MODES: tuple[InferenceMode, ...] = ("window", "streaming")
 
 
 def make(mode: InferenceMode = "window", shape: ModelShape = SHAPE) -> DecisionTransformerPolicy:
-    torch.manual_seed(0)
-    model = DecisionTransformer(shape)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return DecisionTransformerPolicy(model, UNITS, mode=mode)
+    return DecisionTransformerPolicy(random_model(shape, 0.2), UNITS, mode=mode)
 
 
-def play(policy: DecisionTransformerPolicy, steps: int, count: int = 2) -> list[Trajectory]:
-    """An episode in each of several environments that give random states and rewards."""
+def play(policy: DecisionTransformerPolicy, steps: int) -> Trajectories:
+    """Two episodes with random states and rewards, whose targets are exactly the returns."""
     random = np.random.default_rng(0)
-    states = random.normal(size=(steps, count, 3))
-    rewards = random.normal(size=(steps, count)).round(2) * 50
-    policy.reset(rewards.sum(0))  # just what is going to be earned
-    actions = []
-    for state, reward in zip(states, rewards, strict=True):
-        actions.append(policy.act(state))
-        policy.observe(reward)
-    return [
-        Trajectory(
-            states[:, i].astype(np.float32),
-            np.stack([action[i] for action in actions]),
-            rewards[:, i].astype(np.float32),
-        )
-        for i in range(count)
-    ]
+    states = random.normal(size=(steps, 2, 3))
+    rewards = random.normal(size=(steps, 2)).round(2) * 50
+    policy.reset(rewards.sum(0))
+    actions = np.zeros((steps, 2, 2), np.float32)
+    for step in range(steps):
+        actions[step] = policy.act(states[step])
+        policy.observe(rewards[step])
+    s, r = states.astype(np.float32), rewards.astype(np.float32)
+    return Trajectories.of([Trajectory(s[:, i], actions[:, i], r[:, i]) for i in range(2)])
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 4, 9])
-def test_the_model_is_shown_the_training_window_of_the_same_history(step: int) -> None:
-    """A target that is earned exactly is the return of the recorded episode: training would have the same window."""
+def test_the_policy_sees_the_training_window(step: int) -> None:
+    """If the target is exactly the return, training on the episode has the same window."""
     policy = make()
-    episodes = play(policy, 10)
-    data = Trajectories.of(episodes)
+    data = play(policy, 10)
     sampler = WindowSampler(data, UNITS, context=SHAPE.context, batch_size=1, seed=0)
-    for row in range(2):
+    for start in data.offsets[:2]:
         first = max(0, step + 1 - SHAPE.context)
-        window = sampler._windows(np.array([data.offsets[row] + first]))
+        window = sampler._windows(np.array([start + first]))
         with torch.inference_mode():
             predicted = policy.model(window).actions[0, step - first]
             shifted = replace(window, returns_to_go=window.returns_to_go + 0.5)  # a reward of 50
             other = policy.model(shifted).actions[0, step - first]
-        np.testing.assert_allclose(episodes[row].actions[step], predicted, atol=1e-5)
-        assert (other - predicted).abs().max() > 1e-3  # would be seen
+        np.testing.assert_allclose(data.actions[start + step], predicted, atol=1e-5)
+        assert (other - predicted).abs().max() > 1e-3  # an error would show
 
 
-def test_the_inputs_are_bit_for_bit_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """States as a data set would have them; what is left of the target as close as single precision has it."""
-    policy, seen = make(), []
-    policy.reset(np.zeros(2))
-    step = type(policy._inference).step
+def test_the_inputs_are_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are bit-identical; returns-to-go are equal up to single precision."""
+    policy, seen, step = make(), [], WindowInference.step
 
     def watched(self: WindowInference, states: torch.Tensor, returns: torch.Tensor, tiles: Tiles) -> torch.Tensor:
         seen.append((states[:2].clone(), returns[:2].clone()))
         return step(self, states, returns, tiles)
 
     monkeypatch.setattr(WindowInference, "step", watched)
-    data = Trajectories.of(play(policy, 10))
+    data = play(policy, 10)
     window = WindowSampler(data, UNITS, context=10, batch_size=1, seed=0)._windows(data.offsets[:2])
-    assert torch.equal(torch.stack([states for states, _ in seen], 1), window.states)
-    torch.testing.assert_close(torch.stack([left for _, left in seen], 1), window.returns_to_go, atol=1e-5, rtol=0)
+    states, returns = (torch.stack(values, 1) for values in zip(*seen, strict=True))
+    assert torch.equal(states, window.states)
+    torch.testing.assert_close(returns, window.returns_to_go, atol=1e-5, rtol=0)
 
 
-def test_what_is_left_of_the_target_is_the_target_minus_the_rewards() -> None:
+def test_the_target_drops_by_the_rewards() -> None:
     policy = make()
     policy.reset([300.0, 50.0])
-    left = []
+    left = [policy.left.tolist()]
     for reward in ([1.0, 10.0], [2.0, 20.0], [3.0, 30.0]):
-        left.append(policy.left.tolist())
         policy.act(np.zeros((2, 3)))
         policy.observe(reward)
-    assert [*left, policy.left.tolist()] == [[300, 50], [299, 40], [297, 20], [294, -10]]
+        left.append(policy.left.tolist())
+    assert left == [[300, 50], [299, 40], [297, 20], [294, -10]]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["window", "streaming"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -107,76 +97,75 @@ def test_what_is_left_of_the_target_is_the_target_minus_the_rewards() -> None:
     ],
     ids=["quick", "softmax", "primalformer", "paper", "heads of 24"],
 )
-def test_actions_are_the_same_bit_for_bit_however_many_act_at_once(
-    changes: dict[str, Any], mode: InferenceMode
+def test_actions_do_not_depend_on_other_rows(
+    changes: dict[str, Any], mode: InferenceMode, set_threads: Callable[[int], None]
 ) -> None:
-    """Alone, in another order, among others, and after others have left; on any number of threads."""
-    shape = replace(SHAPE, **changes, max_timesteps=20)
-    count, steps = 70, 6
+    """Alone, in another order, among others, and after others have finished; with any number of threads."""
+    count, steps = 70, 4
     observations = np.random.default_rng(1).normal(size=(steps, count, 3))
-
-    model = make(mode, shape).model  # once: with other threads its orthogonal weights would have other bits
+    # Built once: with another number of threads its orthogonal weights would have other bits.
+    model = random_model(replace(SHAPE, **changes), 0.2)
 
     def act(rows: list[int], *, leave_after: int | None = None) -> np.ndarray:
-        policy, inside = DecisionTransformerPolicy(model, UNITS, mode=mode), list(rows)
-        policy.reset([10.0 * row for row in rows])
-        actions = np.full((steps, len(rows), 2), np.nan, np.float32)
+        """The actions of some rows; rows divisible by 3 may finish early."""
+        policy, active = DecisionTransformerPolicy(model, UNITS, mode=mode), np.array(rows)
+        policy.reset(10.0 * active)
+        actions = np.full((steps, count, 2), np.nan, np.float32)
         for step in range(steps):
-            places = [rows.index(row) for row in inside]
-            actions[step, places] = policy.act(observations[step, inside])
-            policy.observe(np.ones(len(inside)))
+            actions[step, active] = policy.act(observations[step, active])
+            policy.observe(np.ones(len(active)))
             if step == leave_after:
-                policy.keep(np.array([row % 3 > 0 for row in inside]))
-                inside = [row for row in inside if row % 3]
+                policy.keep(active % 3 > 0)
+                active = active[active % 3 > 0]
         return actions
 
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        every = act(list(range(count)))
-        for number in (2, 6):
-            torch.set_num_threads(number)
-            for rows in ([69], [3, 1, 2], list(range(69, -1, -1))):
-                np.testing.assert_array_equal(act(rows), every[:, rows])
-            fewer = act(list(range(count)), leave_after=2)
-            stayed = [row for row in range(count) if row % 3]
-            np.testing.assert_array_equal(fewer[:, stayed], every[:, stayed])
-    finally:
-        torch.set_num_threads(threads)
+    set_threads(1)
+    every = act(list(range(count)))
+    for number in (2, 6):
+        set_threads(number)
+        for rows in ([69], [3, 1, 2], list(range(69, -1, -1))):
+            np.testing.assert_array_equal(act(rows)[:, rows], every[:, rows])
+        stayed = [row for row in range(count) if row % 3]
+        np.testing.assert_array_equal(act(list(range(count)), leave_after=1)[:, stayed], every[:, stayed])
 
 
-def test_a_policy_does_not_drop_out() -> None:
-    policy = make()
-    policy.model.train()
-    again = DecisionTransformerPolicy(policy.model, UNITS)
-    np.testing.assert_array_equal(play(again, 3)[0].actions, play(again, 3)[0].actions)
+def test_a_policy_does_not_apply_dropout() -> None:
+    policy = DecisionTransformerPolicy(make().model.train(), UNITS)
+    np.testing.assert_array_equal(play(policy, 3).actions, play(policy, 3).actions)
 
 
-def test_actions_stay_as_they_were_given() -> None:
+def test_later_steps_do_not_change_returned_actions() -> None:
     policy = make()
     policy.reset([5.0])
     first = policy.act(np.ones((1, 3)))
-    kept = first.copy()
+    before = first.copy()
     policy.observe([1.0])
     policy.act(-np.ones((1, 3)))
-    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(first, before)
 
 
-def test_a_wrong_call_is_told() -> None:
-    policy = make()
-    with pytest.raises(ValueError, match="targets must be a vector"):
-        policy.reset([[1.0]])
-    with pytest.raises(ValueError, match="targets must be a vector of finite numbers"):
-        policy.reset([float("nan")])
+@pytest.mark.parametrize("targets", [[[1.0]], [float("nan")]])
+def test_wrong_targets_raise(targets: list[Any]) -> None:
+    with pytest.raises(ValueError, match="targets must be a 1-D array of finite numbers"):
+        make().reset(targets)
+
+
+def test_an_unsupported_mode_raises() -> None:
     with pytest.raises(ValueError, match="mode must be window or streaming, not 'fast'"):
         make("fast")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="streaming is for stacks"):
+    with pytest.raises(ValueError, match="mode streaming supports only"):
         make("streaming", replace(SHAPE, attention="linear"))
+
+
+def test_wrong_observations_raise() -> None:
+    policy = make()
     policy.reset([1.0, 2.0])
     with pytest.raises(ValueError, match=r"observations must have shape \(2, 3\), not \(3, 3\)"):
         policy.act(np.zeros((3, 3)))
-    for _ in range(12):
-        policy.act(np.zeros((2, 3)))
-        policy.observe([0.0, 0.0])
-    with pytest.raises(ValueError, match="step 12 is past the model's last, 11"):
+
+
+def test_too_many_steps_raise() -> None:
+    policy = make()
+    play(policy, 12)
+    with pytest.raises(ValueError, match=r"step 12 must be below max_timesteps \(12\)"):
         policy.act(np.zeros((2, 3)))

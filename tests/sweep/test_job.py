@@ -1,4 +1,4 @@
-"""Jobs of a sweep: what they are, and how they end, with programs of our own in the place of the scripts."""
+"""Jobs of a sweep: their identities and names, and how they run, with small scripts in place of the programs."""
 
 import json
 import os
@@ -8,25 +8,79 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import train
 from envs.published import TABLE_4
 from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
-from primal_dt.sweep import cluster
+from primal_dt.sweep import cluster, worker
 from primal_dt.sweep.cluster import Resources
 from primal_dt.sweep.estimate import Trial
 from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.sweep.job import WHERE_AND_HOW, Job, flags_of, identity_of
+from primal_dt.sweep.job import WHERE_AND_HOW, Job, JobRecord, flags_of, identity_of
 from primal_dt.sweep.worker import Programs, run_job
 
 QUICK = PRESETS["quick"][1]
 REPORT = json.dumps({"groups": [{"results": [{"mean": 42.5}]}]})
+
+# Parts of scripts. ``folder`` is the job's run folder.
+BEGIN = "folder.mkdir(exist_ok=True); (folder / 'config.json').write_text(os.environ['MARK']); print(sys.argv)"
+TRAIN = f"""{BEGIN}
+(folder / 'checkpoints').mkdir(exist_ok=True)
+(folder / 'checkpoints' / 'step-{QUICK.optimizer.steps:09d}.pt').touch()"""
+WAIT = f"""{BEGIN}
+def stop(*_):
+    (folder / 'saved').touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+(folder / 'pid').write_text(str(os.getpid()))
+time.sleep(60)"""
+Run = Callable[..., JobRecord]
+
+
+def grid_jobs(name: str, folder: Path, **changes: Any) -> list[Job]:
+    grid = replace(SWEEPS[name], **changes)
+    options: Any = {"threads": 1, "device": "cpu", "fingerprint": lambda dataset, base: dataset}
+    return jobs_of(grid, PRESETS[grid.preset][1], out=folder, **options)
+
+
+def job_in(folder: Path) -> Job:
+    return grid_jobs("grid", folder, seeds=(0,), attention=("softmax",))[0]
+
+
+def programs(folder: Path, training: str = "", evaluation: str = f"print({REPORT!r})") -> Programs:
+    """Scripts with this content, in place of ``train.py`` and ``evaluate.py``."""
+    head = f"import os, sys, time, signal\nfrom pathlib import Path\nfolder = Path({str(job_in(folder).folder)!r})\n"
+    (folder / "train.py").write_text(head + training)
+    (folder / "evaluate.py").write_text(head + evaluation)
+    return Programs(folder / "train.py", folder / "evaluate.py", {"MARK": "here"})
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return job_in(tmp_path)
+
+
+@pytest.fixture
+def run(job: Job, tmp_path: Path) -> Run:
+    """Runs the job with scripts of this content."""
+    return lambda *scripts: run_job(job, programs(tmp_path, *scripts))
+
+
+def program_id(job: Job) -> int:
+    """The process id of the job's program, as soon as it waits."""
+    path = job.folder / "pid"
+    for _ in range(3000):
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.02)
+    raise TimeoutError
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
@@ -46,57 +100,41 @@ REPORT = json.dumps({"groups": [{"results": [{"mean": 42.5}]}]})
         ),
     ],
 )
-def test_a_configuration_comes_back_from_its_flags(config: Config, preset: str, tmp_path: Path) -> None:
+def test_flags_give_back_the_configuration(config: Config, preset: str, tmp_path: Path) -> None:
     config = replace(config, run=replace(config.run, out=str(tmp_path)))
     assert train.parse(flags_of(config, preset))[0] == config
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for field in fields(value):
-        own = getattr(value, field.name)
-        if is_dataclass(own):
-            yield from leaves(own, (*path, field.name))
-        else:
-            yield (*path, field.name)
+def variants(config: Any) -> Iterator[tuple[str, Any]]:
+    """The path of each field, and a copy of the configuration with another value there."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        for path, other in variants(value) if is_dataclass(value) else [("", "another value")]:
+            copy = object.__new__(type(config))  # without the checks of the constructor
+            copy.__dict__.update(config.__dict__ | {field.name: other})
+            yield f"{field.name}.{path}".rstrip("."), copy
 
 
-def changed(config: Any, path: tuple[str, ...]) -> Any:
-    """With another value at one place; whether it is a sensible one does not matter here."""
-    name, *rest = path
-    own = getattr(config, name)
-    value = changed(own, tuple(rest)) if rest else ("other" if own != "other" else "another")
-    copy = object.__new__(type(config))
-    copy.__dict__.update({**config.__dict__, name: value})
-    return copy
+def identity(config: Config, *, fingerprint: str = "data", episodes: int = 100) -> str:
+    return identity_of(config, fingerprint=fingerprint, episodes=episodes)
 
 
-@pytest.mark.parametrize("path", list(leaves(QUICK)), ids=".".join)
-def test_a_jobs_identity_is_all_that_makes_its_result(path: tuple[str, ...]) -> None:
-    def identity(config: Config) -> str:
-        return identity_of(config, fingerprint="data", episodes=100)
-
-    same = identity(changed(QUICK, path)) == identity(QUICK)
-    assert same == (path[0] == "run" and path[1] in WHERE_AND_HOW)
-    assert identity_of(QUICK, fingerprint="other data", episodes=100) != identity(QUICK)
-    assert identity_of(QUICK, fingerprint="data", episodes=10) != identity(QUICK)
-    for name in ("hopper.hdf5", "medium-v0"):
-        here, there = (replace(QUICK, dataset=f"/{folder}/{name}+other") for folder in ("here", "there"))
-        assert identity(here) == identity(there)
+@pytest.mark.parametrize(("path", "other"), [pytest.param(*pair, id=pair[0]) for pair in variants(QUICK)])
+def test_identity_depends_on_what_affects_the_result(path: str, other: Config) -> None:
+    assert (identity(other) == identity(QUICK)) == (path in [f"run.{name}" for name in WHERE_AND_HOW])
 
 
-def grid_jobs(name: str, tmp_path: Path, **changes: Any) -> list[Job]:
-    grid = replace(SWEEPS[name], **changes)
-    return jobs_of(
-        grid,
-        PRESETS[grid.preset][1],
-        out=tmp_path,
-        threads=1,
-        device="cpu",
-        fingerprint=lambda dataset, base: dataset,
-    )
+def test_identity_depends_on_data_and_episodes() -> None:
+    assert len({identity(QUICK), identity(QUICK, fingerprint="other"), identity(QUICK, episodes=10)}) == 3
 
 
-def test_table_4_is_the_papers_tasks_with_every_stack_and_five_seeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["hopper.hdf5", "medium-v0"])
+def test_identity_does_not_depend_on_the_data_folder(name: str) -> None:
+    here, there = (replace(QUICK, dataset=f"/{folder}/{name}+other") for folder in ("here", "there"))
+    assert identity(here) == identity(there)
+
+
+def test_table_4_has_every_task_stack_and_seed(tmp_path: Path) -> None:
     jobs = grid_jobs("table4", tmp_path)
     assert len(jobs) == 9 * 10 * 5
     assert {job.config.dataset for job in jobs} == {f"{name}-{tier}-v2" for name, tier in TABLE_4}
@@ -113,11 +151,14 @@ def test_table_7_varies_the_rank(tmp_path: Path) -> None:
     assert any("__primal-plus__rank96__s4__" in job.name for job in jobs)
 
 
-def test_rank_and_eta_vary_where_there_is_a_primal_layer_only(tmp_path: Path) -> None:
+def test_rank_and_eta_vary_for_primal_stacks_only(tmp_path: Path) -> None:
     jobs = grid_jobs("grid", tmp_path, seeds=(0,), ranks=(4, 8), etas=(0.0, 0.1))
-    by_kind = [job.config.model.attention for job in jobs]
-    assert (by_kind.count("primal-plus"), by_kind.count("softmax")) == (4, 1)
-    assert len(grid_jobs("grid", tmp_path, seeds=(0, 0), attention=("softmax",))) == 1  # one experiment, once
+    stacks = [job.config.model.attention for job in jobs]
+    assert (stacks.count("primal-plus"), stacks.count("softmax")) == (4, 1)
+
+
+def test_a_repeated_setting_gives_one_job(tmp_path: Path) -> None:
+    assert len(grid_jobs("grid", tmp_path, seeds=(0, 0), attention=("softmax",))) == 1
 
 
 def test_a_job_has_the_same_name_in_a_larger_grid(tmp_path: Path) -> None:
@@ -131,122 +172,86 @@ def test_a_job_has_the_same_name_in_a_larger_grid(tmp_path: Path) -> None:
     assert names() < names(ranks=(None, 8), etas=(None, 0.0))
 
 
-def job_in(tmp_path: Path) -> Job:
-    (job,) = grid_jobs("grid", tmp_path, seeds=(0,), attention=("softmax",))
-    return job
-
-
-def programs(tmp_path: Path, *, training: str = "", evaluation: str = f"print({REPORT!r})") -> Programs:
-    """Scripts that do what they are told, with the job's folder in ``folder``."""
-    for name, text in (("train.py", training), ("evaluate.py", evaluation)):
-        (tmp_path / name).write_text(
-            "import os, sys, time, signal\nfrom pathlib import Path\n"
-            f"folder = Path({str(job_in(tmp_path).folder)!r})\n{text}\n"
-        )
-    return Programs(tmp_path / "train.py", tmp_path / "evaluate.py", {"MARK": "here"})
-
-
-BEGIN = "folder.mkdir(exist_ok=True); (folder / 'config.json').write_text(os.environ['MARK']); print(sys.argv)"
-TRAIN = (
-    f"{BEGIN}; (folder / 'checkpoints').mkdir(exist_ok=True)\n"
-    f"(folder / 'checkpoints' / 'step-{QUICK.optimizer.steps:09d}.pt').touch()"
-)
-
-
-def test_a_job_trains_then_evaluates_and_is_done(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    record = run_job(job, programs(tmp_path, training=TRAIN))
+def test_a_job_trains_then_evaluates(job: Job, run: Run) -> None:
+    record = run(TRAIN)
     assert (record.state, record.score, record.attempts, record.errors) == ("done", 42.5, 1, ())
     assert job.record == record
     assert (job.folder / "config.json").read_text() == "here"
     log = job.log_path.read_text()
-    assert "'--attention', 'softmax'" in log  # what it was told
+    assert "'--attention', 'softmax'" in log  # the arguments, which the script prints
     assert f"evaluate.py {job.folder} --episodes 100 --device cpu --workers 0" in log
 
 
-def test_what_was_done_counts_as_long_as_it_is_there(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    run_job(job, programs(tmp_path, training=TRAIN))
+def test_a_done_job_without_its_folder_is_run_again(job: Job, run: Run) -> None:
+    run(TRAIN)
     shutil.rmtree(job.folder)
     assert (job.record.state, job.record.is_trained, job.record.score) == ("queued", False, None)
-    assert run_job(job, programs(tmp_path, training=TRAIN)).state == "done"
+    assert run(TRAIN).state == "done"
     assert job.record.attempts == 2
 
 
-def test_what_was_begun_is_gone_on_with_and_what_was_not_begun_well_is_begun_anew(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    job.folder.mkdir()  # killed before it had written anything
+def test_a_job_resumes_its_run_or_restarts_a_broken_one(job: Job, run: Run) -> None:
+    job.folder.mkdir()  # as if killed before config.json was written
     (job.folder / "half.partial").touch()
-    run_job(job, programs(tmp_path, training="assert not folder.exists();" + TRAIN))
+    run("assert not folder.exists();" + TRAIN)
     assert "--resume" not in job.log_path.read_text()
     job.note(state="queued", is_trained=False)
-    run_job(job, programs(tmp_path, training=TRAIN))
+    run(TRAIN)
     assert f"'--resume', '{job.folder}'" in job.log_path.read_text()
     assert job.record.attempts == 2
 
 
-def test_a_failure_is_kept_and_a_trained_job_is_not_trained_again(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    record = run_job(job, programs(tmp_path, training=BEGIN + "; print('no data', file=sys.stderr); sys.exit(3)"))
+def test_failures_are_stored_and_training_is_not_repeated(run: Run) -> None:
+    record = run(BEGIN + "; print('no data', file=sys.stderr); sys.exit(3)")
     assert record.state == "failed"
     assert record.errors[0].startswith("train.py ended with code 3:\n")
     assert "no data" in record.errors[0]
-    record = run_job(job, programs(tmp_path, training=TRAIN, evaluation="sys.exit('no environment')"))
-    assert [record.state, record.is_trained, len(record.errors)] == ["failed", True, 2]
+    record = run(TRAIN, "sys.exit('no environment')")
+    assert (record.state, record.is_trained, len(record.errors)) == ("failed", True, 2)
     assert "no environment" in record.errors[1]
-    record = run_job(job, programs(tmp_path, training="sys.exit('it was trained again')"))
+    record = run("sys.exit('it was trained again')")
     assert (record.state, record.attempts, len(record.errors)) == ("done", 3, 2)
 
 
-def test_an_interrupted_job_has_its_program_stop_by_itself(tmp_path: Path) -> None:
-    """As ``train.py`` does, which saves a checkpoint when it gets SIGTERM."""
-    job = job_in(tmp_path)
-    waits = (
-        BEGIN + "\ndef stop(*_):\n    (folder / 'saved').touch()\n    sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, stop)\n(folder / 'ready').touch()\ntime.sleep(60)"
-    )
+def test_an_interrupted_job_lets_its_program_save(job: Job, run: Run) -> None:
+    """Its program gets SIGTERM, on which ``train.py`` saves a checkpoint."""
 
     def interrupt() -> None:
-        while not (job.folder / "ready").exists():
-            time.sleep(0.02)
+        program_id(job)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    record = run_job(job, programs(tmp_path, training=waits))
-    assert record.state == "stopped"
+    assert run(WAIT).state == "stopped"
     assert (job.folder / "saved").exists()
 
 
-def test_an_attempt_that_was_believed_dead_gives_way_to_the_next(tmp_path: Path) -> None:
-    """As on a node that is cut off from the others, and then not."""
-    job = job_in(tmp_path)
-    waits = BEGIN + "; (folder / 'pid').write_text(str(os.getpid())); time.sleep(60); (folder / 'end').touch()"
+def test_a_superseded_attempt_ends(job: Job, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, if the network cuts a node off for a while, and the job is started again elsewhere."""
+    monkeypatch.setattr(worker, "POLLS_PER_LOOK", 1)
 
-    def begin_another() -> None:
-        while not (job.folder / "pid").exists():
-            time.sleep(0.02)
+    def start_another() -> None:
+        program_id(job)
         job.note(state="evaluating", attempts=2, node="another")
 
-    threading.Thread(target=begin_another, daemon=True).start()
+    threading.Thread(target=start_another, daemon=True).start()
     begin = time.monotonic()
-    record = run_job(job, programs(tmp_path, training=waits))
+    record = run(WAIT)
     assert time.monotonic() - begin < 30
     assert (record.state, record.attempts, record.node) == ("evaluating", 2, "another")
     assert job.record == record
-    assert not Path("/proc", (job.folder / "pid").read_text()).exists()
+    assert not Path(f"/proc/{program_id(job)}").exists()
 
 
-def test_deaths_count_only_if_a_job_has_not_come_further(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
+def test_deaths_count_only_without_progress(job: Job) -> None:
     job.folder.mkdir()
     tries = cluster._Tries(job, furthest=0)
 
-    def dies_at(step: int) -> int:
+    def deaths_after(step: int) -> int:
         (job.folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
         tries.count(died=True)
         return tries.deaths
 
-    assert [dies_at(100), dies_at(300), dies_at(300), dies_at(200), dies_at(400)] == [0, 0, 1, 2, 0]
+    assert [deaths_after(step) for step in (100, 300, 300, 200, 400)] == [0, 0, 1, 2, 0]
     assert tries.failures == 0
     for seconds in (2, 4, 8):
         tries.count(died=False)
@@ -255,68 +260,57 @@ def test_deaths_count_only_if_a_job_has_not_come_further(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("node", "job", "number"),
-    [((8, 2, 64), (1, 0.25, 4), 8), ((64, 2, 64), (1, 0.25, 4), 8), ((64, 2, 24), (1, 0.25, 4), 6)],
+    ("node", "requested", "number"),
+    [
+        ((8, 2, 64), (1, 0.25, 4), 8),
+        ((64, 2, 64), (1, 0.25, 4), 8),
+        ((64, 2, 24), (1, 0.25, 4), 6),
+        ((2, 0, 16), (0.1, 0, 0.5), 20),
+        ((2, 0, 16), (1, 1, 1), 0),
+        ((64, 2, 64), (1, 0.6, 1), 2),  # a job cannot span two GPUs
+    ],
 )
-def test_a_node_has_room_for_what_its_scarcest_resource_allows(node: Any, job: Any, number: int) -> None:
-    assert Resources(*node).room_for(Resources(*job)) == number
-    assert Resources(2, 0, 16).room_for(Resources(0.1, 0, 0.5)) == 20
-    assert Resources(2, 0, 16).room_for(Resources(1, 1, 1)) == 0
-    assert Resources(64, 2, 64).room_for(Resources(1, 0.6, 1)) == 2  # a job is on one GPU
+def test_the_scarcest_resource_limits_a_node(node: Any, requested: Any, number: int) -> None:
+    assert Resources(*node).room_for(Resources(*requested)) == number
 
 
-def test_what_is_left_of_a_job_is_what_it_has_not_done(tmp_path: Path) -> None:
+def test_time_left_counts_only_unfinished_work(job: Job, run: Run) -> None:
+    """The job has 5,000 steps, 10 episodes after every 1,000 steps and 100 at the end."""
     trial = Trial(10.0, 100.0, start_seconds=3.0, peak_gib=1.0, num_targets=2, episode_limit=1000)
-    job = job_in(tmp_path)  # 5,000 steps, 10 episodes after every 1,000, 100 at the end
     rollout = 2 * 1000 / 100.0
     assert trial.seconds_left(job) == pytest.approx(6 + 500 + 5 * 10 * rollout + 100 * rollout)
     job.folder.mkdir()
     (job.folder / "metrics.jsonl").write_text(json.dumps({"step": 3200}) + "\n")
     assert trial.seconds_left(job) == pytest.approx(6 + 180 + 2 * 10 * rollout + 100 * rollout)
-    run_job(job, programs(tmp_path, training=TRAIN, evaluation="sys.exit(1)"))
+    run(TRAIN, "sys.exit(1)")
     assert trial.seconds_left(job) == pytest.approx(3 + 100 * rollout)
-    run_job(job, programs(tmp_path))
+    run()
     assert trial.seconds_left(job) == 0
 
 
-def test_a_file_system_that_does_not_answer_at_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_errors_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    asked = 0
-
-    def answer_after(times: int) -> int:
-        nonlocal asked
-        asked += 1
-        if asked <= times:
-            raise OSError("stale file handle")
-        return asked
-
-    assert cluster._patiently(lambda: answer_after(2)) == 3
+    read = Mock(side_effect=[OSError, OSError, "content", *[OSError("stale file handle")] * 1000])
+    assert cluster._patiently(read) == "content"
     with pytest.raises(OSError, match="stale"):
-        cluster._patiently(lambda: answer_after(1000))
+        cluster._patiently(read)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system has no such thing")
-def test_a_program_dies_with_its_worker(tmp_path: Path) -> None:
-    """Otherwise it would go on training beside the one that takes over."""
-    job = job_in(tmp_path)
-    own = programs(tmp_path, training=BEGIN + "; (folder / 'pid').write_text(str(os.getpid())); time.sleep(60)")
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can tie a process to its parent")
+def test_a_program_dies_with_its_worker(job: Job, tmp_path: Path) -> None:
+    """Otherwise it would keep training alongside the attempt that takes over."""
     code = f"""
 from pathlib import Path
-from primal_dt.sweep.worker import Programs, run_job
-from tests.sweep.test_job import job_in
-
-scripts = Path({str(own.train)!r}), Path({str(own.evaluate)!r})
-run_job(job_in(Path({str(tmp_path)!r})), Programs(*scripts, {{"MARK": "here"}}))
+from tests.sweep.test_job import WAIT, job_in, programs, run_job
+folder = Path({str(tmp_path)!r})
+run_job(job_in(folder), programs(folder, WAIT))
 """
-    worker = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
-    try:
-        while not (job.folder / "pid").exists() or not (job.folder / "pid").read_text():
-            assert worker.poll() is None
-            time.sleep(0.05)
-        program = int((job.folder / "pid").read_text())
-    finally:
-        worker.kill()
-        worker.wait()
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) as process:
+        try:
+            program = program_id(job)
+        finally:
+            process.kill()
     for _ in range(100):
         if not Path(f"/proc/{program}").exists() or "Z" in Path(f"/proc/{program}/stat").read_text().split()[2]:
             return

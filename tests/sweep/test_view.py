@@ -1,22 +1,23 @@
-"""What a person sees of a sweep that runs."""
+"""The display of a running sweep: a redrawn table in a terminal, plain lines in a pipe."""
 
 import io
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from primal_dt.config import PRESETS
 from primal_dt.sweep import view as sweep_view
 from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.sweep.job import Job, JobRecord
+from primal_dt.sweep.job import Job
 from primal_dt.sweep.view import SweepView
 from primal_dt.training.scalars import HEADLINE
 
 
 class Terminal(io.StringIO):
-    """Keeps what a terminal would show of what is written."""
+    """Interprets the control sequences that are written to it."""
 
     def isatty(self) -> bool:
         return True
@@ -37,30 +38,28 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Six queued jobs. The terminal has 24 lines of 80 columns, and every poll redraws."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setattr(sweep_view, "REDRAW_SECONDS", -1.0)
     monkeypatch.setattr(SweepView, "_clock", lambda self: "0:00:00")
-    made = jobs_of(
-        SWEEPS["demo"], PRESETS["quick"][1], out=tmp_path, threads=1, device="cpu", fingerprint=lambda *_: "same"
-    )
-    for job in made:
-        job.log_path.parent.mkdir(exist_ok=True)
-    return made
+    (tmp_path / "jobs").mkdir()
+    base = PRESETS["quick"][1]
+    return jobs_of(SWEEPS["demo"], base, out=tmp_path, threads=1, device="cpu", fingerprint=lambda *_: "same")
 
 
-def trained(job: Job, step: int, score: float) -> None:
-    job.folder.mkdir(exist_ok=True)
+def train(job: Job, step: int, score: float, attempts: int = 1) -> None:
+    """Write the files of a job that is in training."""
+    job.folder.mkdir()
     (job.folder / "metrics.jsonl").write_text(json.dumps({"step": step, HEADLINE: score}) + "\n")
+    job.note(state="training", attempts=attempts, node="here")
 
 
-def test_a_terminal_of_80_columns_shows_how_far_each_job_has_come(jobs: list[Job]) -> None:
+def test_the_table_fits_80_columns(jobs: list[Job]) -> None:
     terminal = Terminal()
-    view = SweepView(jobs, terminal)
-    trained(jobs[4], 1700, 51.25)
-    jobs[4].note(state="training", attempts=2)
+    train(jobs[4], 1700, 51.25, attempts=2)
     jobs[1].note(state="done", attempts=1, score=98.94)
-    view.poll()
+    SweepView(jobs, terminal).poll()
     screen = terminal.screen()
     assert screen[0] == "0:00:00  4 queued, 1 running, 1 done, 0 failed"
     assert screen[2:5] == [
@@ -72,7 +71,7 @@ def test_a_terminal_of_80_columns_shows_how_far_each_job_has_come(jobs: list[Job
     assert len(screen) == 9
 
 
-def test_the_table_is_drawn_over_the_last_one_and_stays_at_the_end(jobs: list[Job]) -> None:
+def test_the_table_is_redrawn_in_place_until_the_end(jobs: list[Job]) -> None:
     terminal = Terminal()
     view = SweepView(jobs, terminal)
     view.poll()
@@ -81,13 +80,13 @@ def test_the_table_is_drawn_over_the_last_one_and_stays_at_the_end(jobs: list[Jo
     view.close()
     assert terminal.screen()[0].endswith("0 queued, 0 running, 6 done, 0 failed")
     assert len(terminal.screen()) == 9
-    view.poll()  # by somebody else: below, not over it
+    view.poll()  # after the end, output goes below the table
     assert len(terminal.screen()) == 18
 
 
-def test_more_jobs_than_lines_leave_out_those_that_wait(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINES", "9")
+def test_a_long_table_leaves_out_queued_jobs(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
+    monkeypatch.setenv("LINES", "9")
     jobs[5].note(state="failed", attempts=1, errors=("out of luck",))
     SweepView(jobs, terminal).poll()
     screen = terminal.screen()
@@ -96,59 +95,55 @@ def test_more_jobs_than_lines_leave_out_those_that_wait(jobs: list[Job], monkeyp
     assert screen[-1] == "... and 2 more"
 
 
-def test_why_no_job_runs_is_said_once_and_until_one_does(jobs: list[Job]) -> None:
+def test_the_reason_for_waiting_is_shown(jobs: list[Job]) -> None:
+    """A terminal shows it until a job runs; a pipe shows it once."""
     terminal, pipe = Terminal(), io.StringIO()
-    for out in (terminal, pipe):
-        view = SweepView(jobs, out)
+    views = [SweepView(jobs, pipe), SweepView(jobs, terminal)]
+    for view in views:
         view.wait("waiting: no node has room")
         view.poll()
         view.wait("waiting: no node has room")
     assert terminal.screen()[1] == "waiting: no node has room"
     assert pipe.getvalue().count("waiting: no node has room") == 1
-    view = SweepView(jobs, terminal)
-    view.wait("")
-    view.poll()
-    assert terminal.screen()[-8] == ""
+    views[1].wait("")
+    views[1].poll()
+    assert terminal.screen()[1] == ""
 
 
-def test_a_file_system_that_does_not_answer_is_looked_at_again(
-    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_view_survives_file_system_errors(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = io.StringIO()
     view = SweepView(jobs, pipe)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(OSError("stale file handle")))
+        patch.setattr(Path, "read_text", Mock(side_effect=OSError("stale file handle")))
         view.poll()
     assert pipe.getvalue() == ""
     view.poll()
     assert "6 queued" in pipe.getvalue()
 
 
-def test_a_pipe_gets_a_line_for_each_change_and_no_control_characters(jobs: list[Job]) -> None:
+def test_a_pipe_gets_a_line_for_each_change(jobs: list[Job]) -> None:
     pipe = io.StringIO()
     view = SweepView(jobs, pipe)
     view.poll()
-    trained(jobs[0], 300, 12.0)
-    jobs[0].note(state="training", attempts=1, node="here")
+    train(jobs[0], 300, 12.0)
     view.poll()
     view.poll()
     view.end(jobs[0], jobs[0].note(state="failed", errors=("first\nit ended",)))
-    view.end(jobs[1], JobRecord(jobs[1].identity, "done", attempts=1, score=7.0))
-    lines = pipe.getvalue().splitlines()
+    view.end(jobs[1], jobs[1].note(state="done", attempts=1, score=7.0))
+    view.close()
+    first, *changes, last = pipe.getvalue().splitlines()
     assert not set(pipe.getvalue()) & {"\x1b", "\r"}
-    assert [line for line in lines if jobs[0].name in line] == [
+    assert first == "0:00:00  6 queued, 0 running, 0 done, 0 failed"
+    assert changes == [
         f"0:00:00  training    {jobs[0].name}  on here",
         f"0:00:00  failed      {jobs[0].name}  it ended",
+        f"0:00:00  done        {jobs[1].name}  score 7.0",
     ]
-    view.close()
-    assert pipe.getvalue().splitlines()[-1] == "0:00:00  5 queued, 0 running, 0 done, 1 failed"
-    assert lines[-1] == f"0:00:00  done        {jobs[1].name}  score 7.0"
-    assert lines[0] == "0:00:00  6 queued, 0 running, 0 done, 0 failed"
+    assert last == "0:00:00  4 queued, 0 running, 1 done, 1 failed"
 
 
-def test_a_pipe_gets_the_step_and_the_score_of_what_runs_now_and_then(jobs: list[Job]) -> None:
+def test_a_pipe_gets_steps_and_scores(jobs: list[Job]) -> None:
     pipe = io.StringIO()
-    trained(jobs[2], 1200, 33.04)
-    jobs[2].note(state="training", attempts=1, node="here")
+    train(jobs[2], 1200, 33.04)
     SweepView(jobs, pipe).poll()
     assert f"\n           {jobs[2].name}  step 1,200, score 33.0\n" in pipe.getvalue()

@@ -1,4 +1,4 @@
-"""Atomic writing."""
+"""Atomic writes, and checks of folders."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.terminal import explain
 
 
-def test_a_file_appears_whole_with_the_usual_permissions(tmp_path: Path) -> None:
+def test_file_appears_complete_with_usual_permissions(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     with atomic_write(path) as file:
         file.write(b"one")
@@ -21,7 +21,7 @@ def test_a_file_appears_whole_with_the_usual_permissions(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
 
@@ -36,17 +36,14 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_results_that_could_not_be_written_are_told_of_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_writable(tmp_path / "not" / "there yet")
+def test_unwritable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(tmp_path / "new" / "folder")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         check_writable(tmp_path / "file" / "folder")
-    monkeypatch.setattr("primal_dt.system.files.os.access", lambda path, mode: path != tmp_path)  # root may do anything
+    monkeypatch.setattr("primal_dt.system.files.os.access", lambda path, mode: path != tmp_path)  # root may write
     with pytest.raises(PermissionError) as caught:
-        check_writable(tmp_path / "not" / "there yet")
-    assert explain(caught.value).startswith(
-        f"{tmp_path} cannot be used: no permission to write there. Runs and reports"
-    )
+        check_writable(tmp_path / "new" / "folder")
+    message = f"{tmp_path} cannot be used: no permission to write there. Set another folder"
+    assert explain(caught.value).startswith(message)

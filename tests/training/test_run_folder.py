@@ -1,4 +1,4 @@
-"""Run folders: safe names, and a configuration that comes back."""
+"""Run folders have safe names, and their configuration round-trips."""
 
 import json
 import re
@@ -27,65 +27,60 @@ def record_of(config: Config) -> RunRecord:
         ("../../etc/passwd", "etc-passwd"),
     ],
 )
-def test_a_run_is_named_after_what_it_is(tmp_path: Path, dataset: str, name: str) -> None:
+def test_folder_name_has_dataset_stack_and_seed(tmp_path: Path, dataset: str, name: str) -> None:
     folder = make_run_folder(tmp_path / "runs", None, dataset=dataset, attention="primal-plus", seed=3)
     assert folder.parent == tmp_path / "runs"
     assert re.fullmatch(rf"{re.escape(name)}__primal-plus__s3__\d{{8}}-\d{{6}}", folder.name)
 
 
-def test_a_run_never_takes_anothers_folder(tmp_path: Path) -> None:
-    names = {make_run_folder(tmp_path, None, dataset="a", attention="b", seed=0) for _ in range(5)}
-    assert len(names) == 5
+def test_folders_are_never_shared(tmp_path: Path) -> None:
+    folders = {make_run_folder(tmp_path, None, dataset="a", attention="b", seed=0) for _ in range(5)}
+    assert len(folders) == 5
 
 
-def test_a_flag_that_an_older_run_did_not_know_has_its_default(tmp_path: Path) -> None:
-    config = Config(optimizer=OptimizerConfig(shards=3, steps=7))
-    write_record(tmp_path, record_of(config))
-    path = tmp_path / "config.json"
-    content = json.loads(path.read_text())
+def test_flags_missing_in_old_runs_have_defaults(tmp_path: Path) -> None:
+    write_record(tmp_path, record_of(Config(optimizer=OptimizerConfig(shards=3, steps=7))))
+    content = json.loads((tmp_path / "config.json").read_text())
     del content["config"]["optimizer"]["shards"]
-    path.write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps(content))
     assert read_record(tmp_path).config == Config(optimizer=OptimizerConfig(steps=7))
 
 
-def test_a_configuration_comes_back(tmp_path: Path) -> None:
+def test_record_round_trip(tmp_path: Path) -> None:
     for _, preset in PRESETS.values():
-        config = replace(preset, evaluation=replace(preset.evaluation, targets=(1.0, 2.5)))
-        record = record_of(config)
+        record = record_of(replace(preset, evaluation=replace(preset.evaluation, targets=(1.0, 2.5))))
         write_record(tmp_path, record)
         assert read_record(tmp_path) == record
         assert record.provenance["versions"]["torch"]
         assert isinstance(record.provenance["command"], list)
 
 
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not a run: there is no config\.json in it"):
+def test_folders_that_are_not_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run: config\.json is missing"):
         read_record(tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot be read by this version"):
-        read_record(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"config": {"dataset": "x"}}))
-    with pytest.raises(ValueError, match="cannot be read by this version"):
-        read_record(tmp_path)
+    for content in ("{", json.dumps({"config": {"dataset": "x"}})):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match="cannot be read by this version"):
+            read_record(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": ModelConfig(width=0)}, r"width \(0\) must be above 0"),
-        ({"model": ModelConfig(eta=-0.1)}, r"eta \(-0\.1\) must not be negative"),
-        ({"optimizer": OptimizerConfig(lr=float("nan"))}, r"lr \(nan\) must be above 0"),
+        ({"model": ModelConfig(width=0)}, r"width \(0\) must be finite and above 0"),
+        ({"model": ModelConfig(eta=-0.1)}, r"eta \(-0\.1\) must be finite and at least 0"),
+        ({"optimizer": OptimizerConfig(lr=float("nan"))}, r"lr \(nan\) must be finite and above 0"),
         ({"run": RunConfig(save_every_steps=150)}, r"save_every_steps \(150\) must be a multiple of log_every_steps"),
         ({"evaluation": EvaluationConfig(eval_episodes=0)}, r"eval_episodes \(0\) must be at least 1"),
-        ({"run": RunConfig(seed=-1)}, r"seed \(-1\) must not be negative"),
+        ({"run": RunConfig(seed=-1)}, r"seed \(-1\) must be finite and at least 0"),
     ],
 )
-def test_values_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
+def test_impossible_values_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(Config(), **change)  # type: ignore[arg-type]
 
 
-def test_the_paper_preset_has_the_papers_values() -> None:
+def test_paper_preset_has_the_papers_values() -> None:
     config = PRESETS["paper"][1]
     model, optimizer = config.model, config.optimizer
     assert (model.attention, model.width, model.num_heads, model.num_layers) == ("primal-plus", 256, 4, 3)

@@ -1,9 +1,9 @@
-"""Training: it learns, it repeats itself bit for bit, it goes on where it was, and it notices when all is lost."""
+"""Training learns, is reproducible, resumes bit for bit, and stops at values that are not finite."""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,192 +14,188 @@ from primal_dt.config import OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import Batch, WindowSampler
 from primal_dt.data.trajectories import Trajectories, Trajectory
-from primal_dt.model.objective import LossTerms, loss_terms
+from primal_dt.model.loss import LossTerms, loss_terms
 from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelOutput, ModelShape
 from primal_dt.training import trainer as trainer_module
 from primal_dt.training.trainer import BadLossError, Trainer, TrainMetrics, learning_rate
+from tests.conftest import SHAPE
 
 CONFIG = OptimizerConfig(steps=12, batch_size=8, lr=3e-3, warmup_steps=4, schedule="cosine", clip=1.0)
-SHAPE = ModelShape(3, (-1.0, -1.0), (1.0, 1.0), width=16, context=4, rank=4, dropout=0.1, max_timesteps=20)
+WITHOUT_DROPOUT = replace(SHAPE, dropout=0.0)
+both_optimizers = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 
 
 def trajectories(count: int = 12, length: int = 15) -> Trajectories:
-    """The action is a function of the state: its first two entries, bounded."""
+    """Episodes whose action is a function of the state: its first two entries, bounded."""
     random = np.random.default_rng(0)
-    episodes = []
-    for _ in range(count):
-        states = random.normal(size=(length, 3)).astype(np.float32)
-        rewards = random.normal(size=length).astype(np.float32)
-        episodes.append(Trajectory(states, np.tanh(states[:, :2]), rewards))
-    return Trajectories.of(episodes)
+    states = random.normal(size=(count, length, 3)).astype(np.float32)
+    rewards = random.normal(size=(count, length)).astype(np.float32)
+    return Trajectories.of([Trajectory(s, np.tanh(s[:, :2]), r) for s, r in zip(states, rewards, strict=True)])
 
 
 DATA = trajectories()
-MORE_DATA = trajectories(400)  # too much to be learned by heart
 UNITS = Normalizer.of(DATA.observations, return_scale=10.0)
 
 
 def make(
-    config: OptimizerConfig = CONFIG,
-    *,
     shape: ModelShape = SHAPE,
+    *,
     eta: float = 0.05,
     seed: int = 0,
     log: int = 3,
     data: Trajectories = DATA,
+    device: str = "cpu",
+    **changes: Any,
 ) -> Trainer:
+    """A trainer with changes to the optimizer's configuration."""
+    config = replace(CONFIG, **changes)
     torch.manual_seed(seed)
-    model = DecisionTransformer(shape)
+    model = DecisionTransformer(shape).to(device)
     sampler = WindowSampler(data, UNITS, context=shape.context, batch_size=config.batch_size, seed=seed)
     return Trainer(model, sampler, config, eta=eta, seed=seed, log_every_steps=log)
 
 
-def values(metrics: list[TrainMetrics]) -> list[TrainMetrics]:
-    """All but the timing."""
-    return [replace(point, steps_per_second=0.0) for point in metrics]
+def metrics_of(trainer: Trainer) -> list[TrainMetrics]:
+    """Train, and return all metrics but the speed."""
+    return [replace(point, steps_per_second=0.0) for point in trainer]
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
 
 
-TINY = OptimizerConfig(steps=400, batch_size=32, lr=3e-3, warmup_steps=20, schedule="cosine", clip=1.0)
+def after_update(trainer: Trainer, step: int, action: Callable[[], object]) -> None:
+    """Call ``action`` after the update that reaches ``step``."""
+    update = trainer.update
+
+    def patched(batch: Batch) -> None:
+        update(batch)
+        if trainer.step == step:
+            action()
+
+    trainer.update = patched  # type: ignore[method-assign]
 
 
+def small_task(attention: str = "primal-plus", optimizer: str = "adamw") -> float:
+    """The final action MSE on more data than can be memorized. The variance of the actions is 0.4."""
+    shape = replace(WITHOUT_DROPOUT, attention=attention, width=32)
+    *_, last = make(
+        shape, data=trajectories(400), log=25, steps=100, batch_size=32, lr=1e-2, warmup_steps=10, optimizer=optimizer
+    )
+    return last.action_mse
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "optimizer"),
     [("primal-plus", "adamw"), ("softmax", "adamw"), ("primalformer", "adamw"), ("primal-plus", "muon")],
 )
-def test_a_tiny_task_is_learned(attention: str, optimizer: Literal["adamw", "muon"]) -> None:
-    *_, last = make(
-        replace(TINY, optimizer=optimizer),
-        shape=replace(SHAPE, attention=attention, dropout=0.0, width=32),
-        log=50,
-        data=MORE_DATA,
-    )
-    assert last.action_mse < 2e-3  # the actions' variance is 0.4
+def test_small_task_is_learned(attention: str, optimizer: str) -> None:
+    assert small_task(attention, optimizer) < 2e-3
 
 
-def test_the_same_task_is_not_learned_when_the_loss_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: predictions compared with the next step's actions, which nothing tells."""
-    right = loss_terms
+def test_shifted_actions_are_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: predictions are compared with the next step's actions, which no input reveals."""
 
     def shifted(output: Any, batch: Any, **options: Any) -> LossTerms:
-        return right(output, replace(batch, actions=batch.actions.roll(-1, dims=1)), **options)
+        return loss_terms(output, replace(batch, actions=batch.actions.roll(-1, dims=1)), **options)
 
     monkeypatch.setattr(trainer_module, "loss_terms", shifted)
-    *_, last = make(TINY, shape=replace(SHAPE, dropout=0.0, width=32), log=50, data=MORE_DATA)
-    assert last.action_mse > 0.1
+    assert small_task() > 0.1
 
 
-def test_two_runs_of_one_seed_are_equal_bit_for_bit_and_others_differ() -> None:
+def test_same_seed_is_bit_identical() -> None:
     one, two, other = make(), make(), make(seed=1)
-    assert values(list(one)) == values(list(two))
+    assert metrics_of(one) == metrics_of(two)
     assert torch.equal(weights(one), weights(two))
     list(other)
     assert not torch.equal(weights(one), weights(other))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@both_optimizers
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 11])
-def test_going_on_is_as_if_never_stopped(stop_at: int, optimizer: Literal["adamw", "muon"]) -> None:
-    """At a logging point and between two of them, with dropout, into a fresh trainer."""
-    config = replace(CONFIG, optimizer=optimizer)
-    whole = make(config)
-    expected = values(list(whole))
-    first = make(config)
-    seen = []
-    update = first.update
-
-    def stop_after(batch: Any) -> None:
-        update(batch)
-        if first.step == stop_at:
-            first.stop()
-
-    first.update = stop_after  # type: ignore[method-assign]
-    seen += values(list(first))
+def test_resume_is_bit_identical(stop_at: int, optimizer: str) -> None:
+    """In a new trainer, with dropout, at a logging point (6) and between two."""
+    whole, first, second = (make(optimizer=optimizer) for _ in range(3))
+    after_update(first, stop_at, first.stop)
+    seen = metrics_of(first)
     assert first.step == stop_at
-    torch.rand(7)  # what others draw in between does not matter
-    second = make(config)
+    torch.rand(7)  # draws of other code in between have no effect
     second.model.load_state_dict(first.model.state_dict())
     second.load_state_dict(first.state_dict())
-    seen += values(list(second))
-    assert seen == expected
+    assert seen + metrics_of(second) == metrics_of(whole)
     assert torch.equal(weights(second), weights(whole))
 
 
-def test_points_are_means_over_the_steps_since_the_last() -> None:
-    fine = values(list(make(log=1)))
-    coarse = values(list(make(log=5)))
+def test_metrics_are_means_since_the_last_point() -> None:
+    fine, coarse = metrics_of(make(log=1)), metrics_of(make(log=5))
     assert [point.step for point in coarse] == [5, 10, 12]
-    for point, own in zip(coarse, (fine[:5], fine[5:10], fine[10:]), strict=True):
+    for point, steps in zip(coarse, (fine[:5], fine[5:10], fine[10:]), strict=True):
         for name in ("loss", "action_mse", "penalty", "gradient_norm"):
-            assert getattr(point, name) == pytest.approx(np.mean([getattr(p, name) for p in own]), rel=1e-5)
-        assert point.objectives[2] == pytest.approx(np.mean([p.objectives[2] for p in own]), rel=1e-4, abs=1e-6)
+            assert getattr(point, name) == pytest.approx(np.mean([getattr(step, name) for step in steps]), rel=1e-5)
+        objective = np.mean([step.objectives[2] for step in steps])
+        assert point.objectives[2] == pytest.approx(objective, rel=1e-4, abs=1e-6)
         assert point.loss == pytest.approx(point.action_mse + 0.05 * point.penalty, rel=1e-5)
-        assert point.learning_rate == own[-1].learning_rate
+        assert point.learning_rate == steps[-1].learning_rate
 
 
 @pytest.mark.parametrize(("accumulate", "shards"), [(2, 1), (3, 1), (8, 1), (1, 2), (1, 3), (2, 2), (1, 16)])
 @pytest.mark.parametrize("attention", ["primal-plus", "softmax"])
-def test_a_batch_in_parts_trains_as_in_one(accumulate: int, shards: int, attention: str) -> None:
-    shape = replace(SHAPE, dropout=0.0, attention=attention)
-    whole = make(replace(CONFIG, shards=1), shape=shape)
-    divided = make(replace(CONFIG, accumulate=accumulate, shards=shards), shape=shape)
-    for one, two in zip(whole, divided, strict=True):
+def test_split_batches_train_like_whole_ones(accumulate: int, shards: int, attention: str) -> None:
+    shape = replace(WITHOUT_DROPOUT, attention=attention)
+    whole, split = make(shape, shards=1), make(shape, accumulate=accumulate, shards=shards)
+    for one, two in zip(whole, split, strict=True):
         assert one.loss == pytest.approx(two.loss, rel=1e-5)
         assert one.gradient_norm == pytest.approx(two.gradient_norm, rel=1e-4)
-    torch.testing.assert_close(weights(whole), weights(divided), atol=2e-4, rtol=0)
+    torch.testing.assert_close(weights(whole), weights(split), atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_shards_repeat_themselves_bit_for_bit_whoever_is_first(optimizer: Literal["adamw", "muon"]) -> None:
-    config = replace(CONFIG, shards=3, optimizer=optimizer)
-    one, two = make(config), make(config)
+@both_optimizers
+def test_shards_are_bit_identical_in_any_order(optimizer: str) -> None:
+    one, two = (make(shards=3, optimizer=optimizer) for _ in range(2))
     forward = two.model.forward
 
     def late(batch: Batch, **options: Any) -> ModelOutput:
-        time.sleep(0.02 * (batch.states[0, 0, 0].item() > 0))  # now one part, now another
+        time.sleep(0.02 * (batch.states[0, 0, 0].item() > 0))  # delays a different shard in each step
         return forward(batch, **options)
 
     two.model.forward = late  # type: ignore[method-assign]
-    assert values(list(one)) == values(list(two))
+    assert metrics_of(one) == metrics_of(two)
     assert torch.equal(weights(one), weights(two))
 
 
-def test_shards_drop_different_entries() -> None:
-    """The same window in every row: if shards shared their masks, rows of two shards would go alike."""
-    trainer = make(replace(CONFIG, shards=2, steps=1), shape=replace(SHAPE, dropout=0.5))
-    seen: list[torch.Tensor] = []
-    trainer.model.embed_dropout.register_forward_hook(lambda module, args, out: seen.append((out != 0).detach()))
+def test_shards_have_different_dropout_masks() -> None:
+    trainer = make(replace(SHAPE, dropout=0.5), shards=2, steps=1)
+    masks: list[torch.Tensor] = []
+    trainer.model.embed_dropout.register_forward_hook(lambda module, args, out: masks.append((out != 0).detach()))
     list(trainer)
-    first, second = seen
+    first, second = masks
     assert first.shape == second.shape
     assert not torch.equal(first, second)
 
 
-def test_shards_are_threads_of_one_process_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("threads", "shards"), [(1, 1), (2, 2), (16, 4)])
+def test_default_shards_follow_the_threads(threads: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(torch, "compile", lambda model: model)
-    threads = torch.get_num_threads()
-    try:
-        for number, expected in ((1, 1), (2, 2), (16, 4)):
-            torch.set_num_threads(number)
-            assert make().num_shards == expected
-            assert make(replace(CONFIG, compile=True)).num_shards == 1
-    finally:
-        torch.set_num_threads(threads)
-    with pytest.raises(ValueError, match=r"shards \(2\) are for one process on a CPU"):
-        make(replace(CONFIG, shards=2, compile=True))
+    assert make().num_shards == shards
+    assert make(compile=True).num_shards == 1
 
 
-def test_a_mistake_in_a_shard_reaches_the_caller() -> None:
-    trainer = make(replace(CONFIG, shards=2), shape=replace(SHAPE, max_timesteps=15))
+def test_shards_are_refused_with_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    with pytest.raises(ValueError, match=r"shards \(2\) must be 1 or omitted on a GPU"):
+        make(shards=2, compile=True)
+
+
+def test_error_in_a_shard_reaches_the_caller() -> None:
+    trainer = make(replace(SHAPE, max_timesteps=15), shards=2)
     trainer.model.shape = replace(SHAPE, max_timesteps=3)
-    with pytest.raises(ValueError, match="is not one of the model's, 0 to 2"):
+    with pytest.raises(ValueError, match="must be from 0 to 2"):
         list(trainer)
 
 
-def test_the_learning_rate_warms_up_and_then_stays_or_falls() -> None:
+def test_learning_rate_warms_up_then_stays_or_decays() -> None:
     config = OptimizerConfig(steps=100, lr=2.0, warmup_steps=10)
     assert [learning_rate(step, config) for step in (0, 4, 9, 10, 99)] == [0.2, 1.0, 2.0, 2.0, 2.0]
     cosine = replace(config, schedule="cosine")
@@ -208,56 +204,41 @@ def test_the_learning_rate_warms_up_and_then_stays_or_falls() -> None:
     assert learning_rate(0, replace(config, warmup_steps=0)) == 2.0
 
 
-def test_the_gradient_is_clipped() -> None:
-    shape = replace(SHAPE, dropout=0.0)
-    moved: dict[float, float] = {}
-    for clip in (1e-9, 1.0):
-        one_step = make(OptimizerConfig(steps=1, batch_size=8, warmup_steps=0, clip=clip), shape=shape)
-        list(one_step)
-        moved[clip] = max(float(p.grad.abs().max()) for p in one_step.model.parameters() if p.grad is not None)
-    assert moved[1e-9] < 1e-8 < moved[1.0]
+def test_gradient_is_clipped() -> None:
+    def largest(clip: float) -> float:
+        trainer = make(WITHOUT_DROPOUT, steps=1, clip=clip)
+        list(trainer)
+        return max(float(p.grad.abs().max()) for p in trainer.model.parameters() if p.grad is not None)
+
+    assert largest(1e-9) < 1e-8 < largest(1.0)
 
 
 def poison(trainer: Trainer, step: int) -> None:
-    """Make a weight infinite before an update."""
-    update = trainer.update
-
-    def poisoned(batch: Any) -> None:
-        if trainer.step == step:
-            with torch.no_grad():
-                trainer.model.head.weight[0, 0] = float("inf")
-        update(batch)
-
-    trainer.update = poisoned  # type: ignore[method-assign]
+    """Make a weight infinite after an update."""
+    after_update(trainer, step, lambda: trainer.model.head.weight.data[0, 0].fill_(float("inf")))
 
 
-def test_a_loss_that_is_not_finite_is_noticed_at_the_next_point() -> None:
+def test_nonfinite_loss_is_detected() -> None:
     trainer = make()
     poison(trainer, 4)
-    seen: list[TrainMetrics] = []
+    points = iter(trainer)
+    assert next(points).step == 3
     with pytest.raises(BadLossError, match="not finite at step 5") as caught:
-        seen.extend(trainer)
+        next(points)
     assert caught.value.step == 5
-    assert [point.step for point in seen] in ([], [3])  # list.extend may keep what came before the error
 
 
-def test_a_bad_state_is_noticed_before_it_can_be_saved() -> None:
+def test_check_detects_nonfinite_state() -> None:
+    """Training stops before the next logging point, so only this check keeps the state from being saved."""
     trainer = make(log=12)
     poison(trainer, 2)
-    stopper: Callable[[Any], None] = trainer.update
-
-    def stop_soon(batch: Any) -> None:
-        stopper(batch)
-        if trainer.step == 3:
-            trainer.stop()
-
-    trainer.update = stop_soon  # type: ignore[method-assign]
+    after_update(trainer, 3, trainer.stop)
     assert list(trainer) == []
     with pytest.raises(BadLossError, match="step 3"):
         trainer.check()
 
 
-def test_without_the_penalty_lambda_stays_and_no_objective_is_reported() -> None:
+def test_without_penalty_lambda_stays_fixed() -> None:
     trainer = make(eta=0.0)
     (lam,) = (p for name, p in trainer.model.named_parameters() if name.endswith(".lam"))
     before = lam.detach().clone()
@@ -266,20 +247,19 @@ def test_without_the_penalty_lambda_stays_and_no_objective_is_reported() -> None
     assert all(point.objectives == {} and point.penalty == 0 for point in points)
 
 
-def test_episodes_longer_than_the_table_are_refused() -> None:
+def test_too_long_episodes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the longest episode has 15 steps, more than max_timesteps \(14\)"):
-        make(shape=replace(SHAPE, max_timesteps=14))
+        make(replace(SHAPE, max_timesteps=14))
 
 
-def test_bfloat16_trains_too() -> None:
-    points = list(make(replace(CONFIG, bf16=True), log=1))
-    exact = list(make(log=1))
-    assert points[0].loss == pytest.approx(exact[0].loss, rel=0.05)
-    assert points[0].loss != exact[0].loss
+def test_bfloat16_loss_is_close() -> None:
+    rounded, exact = (metrics_of(make(bf16=bf16, log=1))[0].loss for bf16 in (True, False))
+    assert rounded == pytest.approx(exact, rel=0.05)
+    assert rounded != exact
 
 
-LOOKS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero"}
-"""What reads a tensor's values into Python, or needs them to know a size: on a GPU it waits for all that is queued."""
+READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero"}
+"""Operations that read a tensor's values into Python, or need them for a size. On a GPU they wait for the device."""
 
 
 def callers(event: Any) -> Iterator[str]:
@@ -287,47 +267,43 @@ def callers(event: Any) -> Iterator[str]:
         yield event.name
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_between_logging_points_the_host_never_waits(
-    optimizer: Literal["adamw", "muon"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six steps look at tensors as often as the two logging points among them do, by torch's profiler."""
-    # The check of batches is for the CPU alone, where looking costs nothing.
+@pytest.mark.slow
+@both_optimizers
+def test_host_waits_only_at_logging_points(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four steps read tensors as often as the two logging points among them do, by torch's profiler."""
+    # Batches are checked only on the CPU, where reading costs nothing.
     monkeypatch.setattr(DecisionTransformer, "_check_batch", lambda self, batch: None)
 
-    def looks(call: Callable[[], object]) -> int:
+    def num_reads(call: Callable[[], object]) -> int:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             call()
-        # torch's fused AdamW looks at its own count of steps; its kernel for GPUs does that over there.
-        return sum(event.name in LOOKS and "aten::_fused_adamw_" not in callers(event) for event in profiler.events())
+        # torch's fused AdamW reads its step count. Its GPU kernel does that on the device.
+        return sum(event.name in READS and "aten::_fused_adamw_" not in callers(event) for event in profiler.events())
 
     def logging_point() -> None:
         trainer.check()
         trainer.metrics(1.0)
 
-    trainer = make(replace(CONFIG, optimizer=optimizer, shards=1, steps=6), log=3)
-    once = looks(lambda: list(trainer)) / 2
-    assert once == looks(logging_point) > 0
-    assert looks(lambda: trainer.update(trainer.sampler.batch(0))) == 0
+    trainer = make(replace(SHAPE, num_layers=2), optimizer=optimizer, shards=1, steps=4, log=2)
+    per_point = num_reads(lambda: list(trainer)) / 2
+    assert per_point == num_reads(logging_point) > 0
+    assert num_reads(lambda: trainer.update(trainer.sampler.batch(0))) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [stack for stack in ATTENTION_STACKS if stack != "reformer"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_update_asks_nothing_of_its_tensors(attention: str, accumulate: int) -> None:
-    """On the meta device there are shapes and no values: a look at one, or a copy to the CPU, is an error."""
-    torch.manual_seed(0)
-    model = DecisionTransformer(replace(SHAPE, attention=attention)).to("meta")
-    sampler = WindowSampler(DATA, UNITS, context=SHAPE.context, batch_size=CONFIG.batch_size, seed=0)
-    config = replace(CONFIG, accumulate=accumulate)
-    trainer = Trainer(model, sampler, config, eta=0.05, seed=0, log_every_steps=3)
-    for step in range(3):
-        trainer.update(sampler.batch(step).to("meta"))
-    assert all(parameter.grad is not None and parameter.grad.is_meta for parameter in model.parameters())
+def test_update_reads_no_tensor_values(attention: str, accumulate: int) -> None:
+    """Tensors on the meta device have no values: reading one, or copying it to the CPU, is an error."""
+    trainer = make(replace(SHAPE, attention=attention), device="meta", accumulate=accumulate)
+    for step in range(2):  # the second uses the optimizer's state
+        trainer.update(trainer.sampler.batch(step).to("meta"))
+    assert all(p.grad is not None and p.grad.is_meta for p in trainer.model.parameters())
     with pytest.raises((RuntimeError, NotImplementedError)):
-        trainer.check()  # this one does look
+        trainer.check()  # reads values
 
 
-def test_a_stop_before_the_first_update_makes_none() -> None:
+def test_stop_before_the_first_update() -> None:
     trainer = make()
     trainer.stop()
     assert list(trainer) == []

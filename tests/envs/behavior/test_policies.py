@@ -1,13 +1,12 @@
-"""Behavior policies: the networks that come with the package, and anybody's own."""
+"""Behavior policies: the package's networks and user-defined policies."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from envs.behavior.policies import POLICIES, GaussianPolicy, UniformPolicy, load_policy, read_card
 from envs.behavior.record import run_episode
@@ -16,32 +15,26 @@ from envs.tasks import ENVIRONMENTS, ActionBox, task_of
 from primal_dt.evaluation.score import normalized
 
 FILES = sorted(POLICIES.glob("*/*.npz"))
+HOPPER = task_of("Hopper-v5")
+each_environment = pytest.mark.parametrize("environment", ENVIRONMENTS)
 
 
-def make(activation: str = "tanh", hidden: int = 8) -> GaussianPolicy:
+def make(activation: str = "tanh", bound: float = 1.0) -> GaussianPolicy:
+    """A random policy whose actions are mostly within [-1, 1]."""
+    shapes: dict[str, Any] = {"state_mean": 11, "state_std": 11, "bias1": 8, "bias2": 8, "bias3": 3, "log_std": 3}
+    shapes |= {"weight1": (8, 11), "weight2": (8, 8), "weight3": (3, 8)}
     random = np.random.default_rng(0)
-
-    def normal(*shape: int) -> NDArray[np.float32]:
-        return random.normal(size=shape).astype(np.float32)
-
-    return GaussianPolicy(
-        state_mean=normal(11),
-        state_std=np.abs(normal(11)) + np.float32(0.1),
-        weight1=normal(hidden, 11),
-        bias1=normal(hidden),
-        weight2=normal(hidden, hidden),
-        bias2=normal(hidden),
-        weight3=normal(3, hidden) * np.float32(0.25),
-        bias3=normal(3) * np.float32(0.25),
-        log_std=normal(3) * np.float32(0.25) - np.float32(1),
-        low=np.full(3, -1, np.float32),
-        high=np.full(3, 1, np.float32),
-        activation=activation,
-    )
+    arrays: dict[str, Any] = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["state_std"] = np.abs(arrays["state_std"]) + np.float32(0.1)
+    for name in ("weight3", "bias3", "log_std"):
+        arrays[name] *= np.float32(0.25)
+    arrays["log_std"] -= np.float32(1)
+    arrays |= {"low": np.full(3, -bound, np.float32), "high": np.full(3, bound, np.float32)}
+    return GaussianPolicy(**arrays, activation=activation)
 
 
 @pytest.mark.parametrize(("activation", "module"), [("tanh", torch.nn.Tanh()), ("relu", torch.nn.ReLU())])
-def test_the_network_is_that_of_torch(activation: str, module: torch.nn.Module) -> None:
+def test_the_network_matches_torch(activation: str, module: torch.nn.Module) -> None:
     policy = replace(make(activation), deterministic=True)
     linears = [torch.nn.Linear(11, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)]
     for number, linear in enumerate(linears, 1):
@@ -55,32 +48,26 @@ def test_the_network_is_that_of_torch(activation: str, module: torch.nn.Module) 
         np.testing.assert_allclose(policy(observation, random), expected.detach(), atol=1e-5)
 
 
-def test_sampled_actions_have_the_policys_spread_and_stay_in_the_box() -> None:
-    policy = make()
-    random = np.random.default_rng(2)
-    observation = policy.state_mean
-    mean = replace(policy, deterministic=True, low=np.full(3, -99), high=np.full(3, 99))(observation, random)
-    wide = replace(policy, low=np.full(3, -99), high=np.full(3, 99))
-    actions = np.stack([wide(observation, random) for _ in range(4000)])
+def test_sampled_actions_have_the_policys_spread() -> None:
+    random, policy, wide = np.random.default_rng(2), make(), make(bound=99)
+    mean = replace(wide, deterministic=True)(wide.state_mean, random)
+    actions = np.stack([wide(wide.state_mean, random) for _ in range(4000)])
     np.testing.assert_allclose(actions.mean(0), mean, atol=0.05)
-    np.testing.assert_allclose(actions.std(0), np.exp(policy.log_std), rtol=0.06)
-    clipped = np.stack([policy(observation, random) for _ in range(1000)])
+    np.testing.assert_allclose(actions.std(0), np.exp(wide.log_std), rtol=0.06)
+    clipped = np.stack([policy(wide.state_mean, random) for _ in range(1000)])
     assert clipped.min() >= -1
     assert clipped.max() <= 1
 
 
-def test_a_policy_comes_back_from_its_file(tmp_path: Path) -> None:
-    policy = make("relu")
-    policy.save(tmp_path / "new" / "policy.npz")
-    again = GaussianPolicy.load(tmp_path / "new" / "policy.npz")
-    observation, seed = np.ones(11), 3
-    np.testing.assert_array_equal(
-        policy(observation, np.random.default_rng(seed)), again(observation, np.random.default_rng(seed))
-    )
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["policy.npz"]
+def test_a_policy_survives_a_round_trip(tmp_path: Path) -> None:
+    policy, path = make("relu"), tmp_path / "new" / "policy.npz"
+    policy.save(path)
+    action, again = (each(np.ones(11), np.random.default_rng(3)) for each in (policy, GaussianPolicy.load(path)))
+    np.testing.assert_array_equal(action, again)
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_with_objects_in_it_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_pickled_objects_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.npz"
     np.savez(path, state_mean=np.array([Path("x")], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle=False"):
@@ -97,73 +84,91 @@ def test_the_uniform_policy_fills_the_box() -> None:
     np.testing.assert_allclose(actions.mean(), 0.5, atol=0.06)
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.slow
+@each_environment
 def test_the_random_policy_scores_about_zero(environment: str) -> None:
-    """Over 100 episodes."""
+    """One episode's score has a standard deviation of 0.7 or less, so ten episodes are enough."""
     task = task_of(f"{ENVIRONMENTS[environment].gymnasium_name}-v5")
     env, policy = make_environment(task), load_policy("random", task)
-    returns = [run_episode(env, policy, seed=seed).rewards.sum() for seed in range(100)]
+    returns = [run_episode(env, policy, seed=seed).rewards.sum() for seed in range(10)]
     assert abs(normalized(returns, task.environment.reference).mean()) < 2
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_the_card_has_what_it_takes(environment: str) -> None:
-    """Tiers within their bounds, snapshots on the way to medium, small files that are all on the card."""
+@each_environment
+def test_scores_on_the_card_fit_their_tiers(environment: str) -> None:
+    policies = read_card(environment)["policies"]
+    expert = 40 if environment == "halfcheetah" else 80
+    for mode in ("sampled", "deterministic"):
+        assert policies["expert"][mode]["score"] >= expert
+        assert 25 <= policies["medium"][mode]["score"] <= 55
+    assert abs(policies["random"]["sampled"]["score"]) < 2
+
+
+@each_environment
+def test_replay_policies_are_snapshots_before_medium(environment: str) -> None:
     card = read_card(environment)
     policies = card["policies"]
-    least = 40 if environment == "halfcheetah" else 80
-    assert all(policies["expert"][mode]["score"] >= least for mode in ("sampled", "deterministic"))
-    assert all(25 <= policies["medium"][mode]["score"] <= 55 for mode in ("sampled", "deterministic"))
-    assert abs(policies["random"]["sampled"]["score"]) < 2
-    replay = [policies[entry["policy"].rpartition("/")[2]]["steps"] for entry in card["replay"]]
-    assert len(replay) >= 5
-    assert replay == sorted(set(replay))
-    assert replay[-1] <= policies["medium"]["steps"] < policies["expert"]["steps"]
+    steps = [policies[entry["policy"].rpartition("/")[2]]["steps"] for entry in card["replay"]]
+    assert len(steps) >= 5
+    assert steps == sorted(set(steps))
+    assert steps[-1] <= policies["medium"]["steps"] < policies["expert"]["steps"]
     assert sum(entry["share"] for entry in card["replay"]) == pytest.approx(1, abs=1e-3)
-    own = [file for file in FILES if file.parent.name == environment]
-    assert {file.stem for file in own} == set(policies) - {"random"}
-    assert all(file.stat().st_size < 400_000 for file in own)
+
+
+@each_environment
+def test_the_card_lists_every_file(environment: str) -> None:
+    card, files = read_card(environment), [file for file in FILES if file.parent.name == environment]
+    assert {file.stem for file in files} == set(card["policies"]) - {"random"}
+    assert all(file.stat().st_size < 400_000 for file in files)
     assert card["command"] in (POLICIES / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sampled", "deterministic"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_a_policy_does_what_its_card_says(file: Path, mode: str) -> None:
-    """Three episodes of those that the card was measured over, against its mean and spread. Most vary little."""
-    environment, name = file.parent.name, file.stem
-    expected = json.loads((file.parent / "card.json").read_text())["policies"][name][mode]
-    task = task_of(f"{ENVIRONMENTS[environment].gymnasium_name}-v5")
-    env, policy = make_environment(task), GaussianPolicy.load(file, deterministic=mode == "deterministic")
+def test_a_policys_returns_match_its_card(file: Path, mode: str) -> None:
+    """Run three of the card's episodes and compare with its mean and standard deviation."""
+    environment = file.parent.name
+    expected = read_card(environment)["policies"][file.stem][mode]
+    env = make_environment(task_of(f"{ENVIRONMENTS[environment].gymnasium_name}-v5"))
+    policy = GaussianPolicy.load(file, deterministic=mode == "deterministic")
     returns = [run_episode(env, policy, seed=seed).rewards.sum() for seed in range(10_000, 10_003)]
     assert np.mean(returns) == pytest.approx(expected["return_mean"], abs=4 * expected["return_std"] / 3**0.5 + 1)
 
 
-def test_a_policy_of_ones_own_is_found_by_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _my_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_policies.py").write_text("def still(observation, random):\n    return [0, 0, 0]\n\nnumber = 3\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    task = task_of("Hopper-v5")
-    policy = load_policy("my_policies:still", task)
-    episode = run_episode(make_environment(task), policy, seed=0)
-    assert not episode.actions.any()
-    with pytest.raises(ValueError, match="the module 'my_policies' has no 'missing'"):
-        load_policy("my_policies:missing", task)
-    with pytest.raises(ValueError, match="there is no module 'no_such_module'"):
-        load_policy("no_such_module:policy", task)
-    with pytest.raises(ValueError, match=r"must be a function of \(observation, random\), not 3"):
-        load_policy("my_policies:number", task)
-    with pytest.raises(ValueError, match="given as module:name"):
-        load_policy(":still", task)
-    with pytest.raises(ValueError, match="cannot be imported"):
-        load_policy(".relative:policy", task)
     (tmp_path / "broken_policies.py").write_text("import numpy\nnumpy.no_such_thing\n")
-    with pytest.raises(AttributeError, match="no_such_thing"):  # its own mistake, told as such
-        load_policy("broken_policies:policy", task)
+    monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_a_policy_of_another_environment_or_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="the policy 'walker2d/expert' is not made for Hopper-v5"):
-        load_policy("walker2d/expert", task_of("Hopper-v5"))
-    with pytest.raises(ValueError, match=r"there is no policy 'hopper/best': .* hopper/expert, hopper/medium"):
-        load_policy("hopper/best", task_of("Hopper-v5"))
-    with pytest.raises(ValueError, match="there is no policy"):
-        load_policy("../policies/hopper/medium", task_of("Hopper-v5"))
+@pytest.mark.usefixtures("_my_policies")
+def test_a_user_defined_policy_acts() -> None:
+    episode = run_episode(make_environment(HOPPER), load_policy("my_policies:still", HOPPER), seed=0)
+    assert not episode.actions.any()
+
+
+@pytest.mark.usefixtures("_my_policies")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_policies:missing", "the module 'my_policies' has no attribute 'missing'"),
+        ("no_such_module:policy", "there is no module 'no_such_module'"),
+        ("my_policies:number", r"must be a function of \(observation, random\), not 3"),
+        (":still", "given as module:name"),
+        (".relative:policy", "cannot be imported"),
+        ("walker2d/expert", "the policy 'walker2d/expert' was not trained for Hopper-v5"),
+        ("hopper/best", r"there is no policy 'hopper/best': .* hopper/expert, hopper/medium"),
+        ("../weights/hopper/medium", "there is no policy"),
+    ],
+)
+def test_an_unusable_policy_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_policy(name, HOPPER)
+
+
+@pytest.mark.usefixtures("_my_policies")
+def test_an_error_in_a_users_module_is_not_hidden() -> None:
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        load_policy("broken_policies:policy", HOPPER)

@@ -1,7 +1,8 @@
-"""Recording: seeded, complete, and open to anybody's policy."""
+"""Recording: seeded, complete, and open to user-defined policies."""
 
 from pathlib import Path
 
+import gymnasium
 import minari
 import numpy as np
 import pytest
@@ -9,19 +10,14 @@ import pytest
 from envs.behavior.policies import UniformPolicy
 from envs.behavior.recipes import STANDARD_STEPS, Ingredient, builtin_recipe
 from envs.behavior.record import record, run_episode
-from envs.datasets.minari import open_minari
 from envs.datasets.names import DatasetName
 from envs.errors import DataError
 from envs.make import make_environment
-from envs.tasks import ActionBox, task_of
-from primal_dt.data.trajectories import Trajectory
+from envs.tasks import task_of
+from tests.envs.files import BOX, read_minari
 
 HOPPER = task_of("Hopper-v5")
-UNIFORM = UniformPolicy(ActionBox(-1.0, 1.0), 3)
-
-
-def read(folder: Path) -> list[Trajectory]:
-    return list(open_minari(folder).episodes(ActionBox(-1.0, 1.0)))
+UNIFORM = UniformPolicy(BOX, 3)
 
 
 def test_an_episode_replays_in_the_environment() -> None:
@@ -37,11 +33,11 @@ def test_an_episode_replays_in_the_environment() -> None:
     assert (terminated, truncated) == (episode.terminated, episode.truncated)
 
 
-def test_what_a_policy_draws_has_nothing_to_do_with_how_the_episode_begins() -> None:
-    env = make_environment(HOPPER)
-    first = [run_episode(env, UNIFORM, seed=seed) for seed in range(200)]
-    states = np.stack([episode.observations[0] for episode in first])
-    actions = np.stack([episode.actions[0] for episode in first])
+def test_policy_noise_is_independent_of_the_reset() -> None:
+    env = make_environment(HOPPER, max_episode_steps=1)
+    episodes = [run_episode(env, UNIFORM, seed=seed) for seed in range(200)]
+    states = np.stack([episode.observations[0] for episode in episodes])
+    actions = np.stack([episode.actions[0] for episode in episodes])
     correlation = np.corrcoef(states.T, actions.T)[:11, 11:]
     assert np.abs(correlation).max() < 0.35  # five standard deviations
 
@@ -59,23 +55,21 @@ def test_a_policy_may_work_in_place() -> None:
     assert np.abs(episode.observations).max() > 0.1
 
 
-def test_the_seed_decides_and_each_episode_has_its_own() -> None:
-    recipe = [Ingredient("random", 60)]
-    first = read(record("test/hopper/a-v0", recipe, task=HOPPER, seed=3))
-    again = read(record("test/hopper/b-v0", recipe, task=HOPPER, seed=3))
-    later = read(record("test/hopper/c-v0", recipe, task=HOPPER, seed=4))
+def test_episodes_are_seeded_one_by_one() -> None:
+    first, again, later = (
+        read_minari(record(f"test/hopper/{name}-v0", [Ingredient("random", 60)], task=HOPPER, seed=seed))
+        for name, seed in (("first", 3), ("again", 3), ("later", 4))
+    )
     for one, two in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.observations, two.observations)
         np.testing.assert_array_equal(one.actions, two.actions)
-    np.testing.assert_array_equal(later[0].observations, first[1].observations)  # seed 4 is the second of seed 3
+    np.testing.assert_array_equal(later[0].observations, first[1].observations)  # both have seed 4
     assert not np.array_equal(first[0].observations[0], first[1].observations[0])
 
 
-def test_a_recipe_is_followed_in_order_without_cutting_episodes() -> None:
-    folder = record(
-        "test/hopper/mixed-v0", [Ingredient("random", 50), Ingredient("hopper/replay0", 100)], task=HOPPER, seed=0
-    )
-    episodes = read(folder)
+def test_a_recipe_is_followed_in_order() -> None:
+    recipe = [Ingredient("random", 50), Ingredient("hopper/replay0", 100)]
+    episodes = read_minari(record("test/hopper/mixed-v0", recipe, task=HOPPER, seed=0))
     assert all(episode.is_complete for episode in episodes)
     env, lengths = make_environment(HOPPER), [len(episode.rewards) for episode in episodes]
     first = int(np.searchsorted(np.cumsum(lengths), 50)) + 1
@@ -83,15 +77,18 @@ def test_a_recipe_is_followed_in_order_without_cutting_episodes() -> None:
     assert sum(lengths[first:]) - lengths[-1] < 100 <= sum(lengths[first:])
     for number in range(first):
         np.testing.assert_array_equal(episodes[number].actions, run_episode(env, UNIFORM, seed=number).actions)
+
+
+@pytest.mark.parametrize(("policy", "algorithm"), [("random", "uniform actions"), ("hopper/replay0", "PPO")])
+def test_a_recording_names_its_recipe_and_algorithm(policy: str, algorithm: str) -> None:
+    record("test/hopper/mixed-v0", [Ingredient("random", 5), Ingredient(policy, 10)], task=HOPPER)
     metadata = minari.load_dataset("test/hopper/mixed-v0").storage.metadata
-    assert metadata["recipe"] == [{"policy": "random", "steps": 50}, {"policy": "hopper/replay0", "steps": 100}]
+    assert metadata["recipe"] == [{"policy": "random", "steps": 5}, {"policy": policy, "steps": 10}]
     assert metadata["ref_max_score"] == 3234.3
-    assert metadata["algorithm_name"] == "PPO"
-    record("test/hopper/uniform-v0", [Ingredient("random", 5)], task=HOPPER)
-    assert minari.load_dataset("test/hopper/uniform-v0").storage.metadata["algorithm_name"] == "uniform actions"
+    assert metadata["algorithm_name"] == algorithm
 
 
-def test_built_in_recipes_have_the_standard_number_of_steps() -> None:
+def test_built_in_recipes_have_the_standard_steps() -> None:
     def recipe(tier: str) -> dict[str, int]:
         return {part.policy: part.steps for part in builtin_recipe(DatasetName("primal", "walker2d", tier))}
 
@@ -103,28 +100,25 @@ def test_built_in_recipes_have_the_standard_number_of_steps() -> None:
     assert STANDARD_STEPS <= sum(replay.values()) < STANDARD_STEPS + len(replay)
 
 
-def test_an_action_out_of_the_box_ends_the_recording() -> None:
-    def wild(observation: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        return np.full(3, 2.0)
-
-    with pytest.raises(ValueError, match=r"the policy's action \[2\. 2\. 2\.\] is not in the environment's Box"):
-        run_episode(make_environment(HOPPER), wild, seed=0)
+def test_an_action_outside_the_box_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"action \[2\. 2\. 2\.\] is not in the environment's action space Box"):
+        run_episode(make_environment(HOPPER), lambda observation, random: np.full(3, 2.0), seed=0)
 
 
-def test_an_environment_that_cannot_be_made_is_told() -> None:
-    with pytest.raises(DataError, match=r"the environment Hopper-v2 cannot be made: .*Hopper-v5 and Hopper-v4 can"):
+def test_an_unavailable_version_is_reported() -> None:
+    with pytest.raises(DataError, match=r"the environment Hopper-v2 cannot be created: .*Hopper-v5 and Hopper-v4 are"):
         make_environment(task_of("Hopper-v2"))
 
 
 @pytest.mark.parametrize("env_id", ["Hopper-v4", "HalfCheetah-v5", "HalfCheetah-v4", "Walker2d-v5", "Walker2d-v4"])
-def test_environments_are_as_the_table_says(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_environments_match_the_table(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     task = task_of(env_id)
-    env = make_environment(task)
-    box = env.action_space
-    assert env.observation_space.shape == (task.environment.state_width,)
-    assert (box.low.min(), box.low.max()) == (task.environment.action_box.low,) * 2  # type: ignore[attr-defined]
-    assert (box.high.min(), box.high.max()) == (task.environment.action_box.high,) * 2  # type: ignore[attr-defined]
+    env, expected = make_environment(task), task.environment
+    assert env.observation_space.shape == (expected.state_width,)
+    assert isinstance(box := env.action_space, gymnasium.spaces.Box)
+    assert (box.low.min(), box.low.max()) == (expected.action_box.low,) * 2
+    assert (box.high.min(), box.high.max()) == (expected.action_box.high,) * 2
     assert env.spec is not None
-    assert env.spec.max_episode_steps == task.environment.episode_limit
-    assert capfd.readouterr() == ("", "")  # MuJoCo keeps quiet
+    assert env.spec.max_episode_steps == expected.episode_limit
+    assert capfd.readouterr() == ("", "")  # MuJoCo prints nothing
     assert not Path("MUJOCO_LOG.TXT").exists()

@@ -1,4 +1,4 @@
-"""What training minimizes: ``mean |a - a_hat|^2 + eta * sum_l mean(J_l^2)``.
+"""The training loss: ``mean |a - a_hat|^2 + eta * sum_l mean(J_l^2)``.
 
 Axes: B batch, K context steps, A action.
 """
@@ -14,16 +14,16 @@ __all__ = ["LossTerms", "loss_terms"]
 
 
 class LossTerms(NamedTuple):
-    """The loss and what it is made of: scalars, on the device."""
+    """The loss and its terms, as scalars on the device."""
 
     total: Tensor
     """``action_mse + eta * penalty``."""
     action_mse: Tensor
     """Mean squared error over the entries of valid actions."""
     penalty: Tensor
-    """``sum_l mean(J_l^2)``, the mean over sequences; zero if no layer has a J."""
+    """``sum_l mean(J_l^2)``, with means over sequences; zero if no layer has a J."""
     objectives: dict[int, Tensor]
-    """Layer -> mean of J."""
+    """Layer index -> mean of J over sequences."""
 
 
 def loss_terms(
@@ -34,19 +34,19 @@ def loss_terms(
     num_valid: Tensor | None = None,
     num_sequences: int | None = None,
 ) -> LossTerms:
-    """The loss of a batch, or the share of a part of it.
+    """Compute the loss of a batch, or the contribution of a part of a batch.
 
     Args:
-        output: what the model says, with objectives unless eta is zero.
-        batch: what it was asked.
+        output: the model's output, with objectives unless eta is zero.
+        batch: the model's input, with the actions to predict.
         eta: weight of the KSVD penalty.
-        num_valid: how many steps of the *whole* batch are valid, if this is a part of one: then the terms of all parts
-            add up to those of the whole.
-        num_sequences: how many sequences the whole batch has.
+        num_valid: number of valid steps in the *whole* batch, if ``batch`` is a part of it. The terms of all parts then
+            add up to those of the whole batch.
+        num_sequences: number of sequences in the whole batch, if ``batch`` is a part of it.
     """
     steps = batch.valid.sum() if num_valid is None else num_valid
     sequences = len(batch.valid) if num_sequences is None else num_sequences
-    # Padding is left out of the sum and of its denominator. It is replaced, not multiplied: it may be anything.
+    # Padding counts neither in the sum nor in its denominator. It is replaced, not multiplied by zero: it may be NaN.
     error = (output.actions - batch.actions).masked_fill(~batch.valid[..., None], 0.0)  # (B, K, A)
     action_mse = error.square().sum() / (steps * batch.actions.shape[-1])
     penalty = action_mse.new_zeros(())
