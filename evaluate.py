@@ -30,7 +30,7 @@ import tyro
 
 from envs.behavior.policies import BatchedPolicy, load_policy
 from envs.errors import DataError
-from envs.make import check_environment, make_arena
+from envs.make import make_arena, make_environment
 from envs.published import TABLE_4
 from envs.tasks import task_named, task_of
 from envs.video import check_video, record_video
@@ -211,7 +211,7 @@ def open_runs(config: Config) -> tuple[list[TrainedRun], list[str]]:
             failures.append(str(error))
             continue
         check_version(run, config)
-        check_environment(task_of(run.task.env_id))
+        make_environment(task_of(run.task.env_id)).close()
         opened.append(run)
     if not opened:
         raise CheckpointError(failures[0] if failures else "none of the given paths is a run")

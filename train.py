@@ -20,18 +20,19 @@ if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not pri
 import shlex
 import sys
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch
 
 from envs.datasets.load import Dataset, load_dataset, reload_dataset
-from envs.make import check_environment, make_arena
+from envs.make import make_arena, make_environment
 from primal_dt.config import Config
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.evaluation.callbacks import StopCheck
 from primal_dt.evaluation.evaluate import evaluate_episodes, target_seed_pairs
-from primal_dt.evaluation.report import Evaluation, Report
+from primal_dt.evaluation.report import Report
 from primal_dt.evaluation.report_files import write_report
 from primal_dt.evaluation.rollout import Episode, RolloutError
 from primal_dt.evaluation.score import evaluation_scalars, summarize, summary_table
@@ -111,7 +112,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     pairs = target_seed_pairs(task.targets, num_episodes=evaluation.eval_episodes, seed=evaluation.eval_seed)
     arena = make_arena(dataset.task)
     spectrum_batch = make_sampler(config, dataset, SPECTRUM_SEQUENCES).batch(0).to(trainer.device)
-    checkpoint = restore(trainer, folder, on_problem=complain) if config.run.resume else None
+    checkpoint = restore(trainer, folder, on_problem=partial(print, file=sys.stderr)) if config.run.resume else None
     progress = TrainingProgress(steps=config.optimizer.steps, done=trainer.step)
     recorder = Recorder(
         folder, trainer, normalizer=dataset.normalizer, task=task, config=asdict(config), checkpoint=checkpoint
@@ -150,18 +151,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
         print(f"stopped after step {recorder.saved_step:,}; to resume: {again}")
         return 128 + request.signal
     if episodes:
-        publish(
-            describe_run(
-                asdict(config),
-                task,
-                episodes,
-                step=trainer.step,
-                checkpoint=recorder.last_checkpoint(),
-                mode="window",
-                curve=recorder.score_curve,
-            ),
-            folder / "report",
-        )
+        publish(recorder, episodes, folder / "report")
     print(f"run folder: {folder}\ncheckpoint: {recorder.last_checkpoint()}\ncurves:     {curves}")
     return 0
 
@@ -198,7 +188,7 @@ def load(config: Config, record: RunRecord | None, processes: Processes) -> Data
     try:
         dataset = read()
         if config.evaluation.eval_every_steps:
-            check_environment(dataset.task)  # fail now, not at the first evaluation
+            make_environment(dataset.task).close()  # fail now, not at the first evaluation
     except BaseException:
         processes.agree(False)
         raise
@@ -243,15 +233,13 @@ def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
     return folder
 
 
-def complain(problem: str) -> None:
-    """Print a problem that does not stop the run."""
-    print(problem, file=sys.stderr)
-
-
-def publish(evaluation: Evaluation, folder: Path) -> None:
-    """Print the table of the last evaluation and write the report."""
-    task = evaluation.task
-    print(f"\n{task.dataset}, {evaluation.policy}, seed {evaluation.seed}, step {evaluation.step:,}")
+def publish(recorder: Recorder, episodes: list[Episode], folder: Path) -> None:
+    """Print the table of the last evaluation, and write a report."""
+    task, step, checkpoint = recorder.task, recorder.trainer.step, recorder.last_checkpoint()
+    evaluation = describe_run(
+        recorder.config, task, episodes, step=step, checkpoint=checkpoint, mode="window", curve=recorder.score_curve
+    )
+    print(f"\n{task.dataset}, {evaluation.policy}, seed {evaluation.seed}, step {step:,}")
     print(f"normalized return: {task.unit}\n\n{summary_table(evaluation.summaries())}\n")
     print(f"report:     {write_report(Report.of([evaluation], provenance=provenance()), folder)}")
 

@@ -14,7 +14,7 @@ from envs.errors import DataError
 from envs.tasks import Task
 from primal_dt.evaluation.evaluate import Arena
 
-__all__ = ["check_environment", "make_arena", "make_environment"]
+__all__ = ["make_arena", "make_environment"]
 
 log = logging.getLogger(__name__)
 Env = gymnasium.Env[NDArray[np.float64], NDArray[np.float32]]
@@ -57,15 +57,6 @@ def make_environment(task: Task, **options: Any) -> Env:
             f"not of shapes {env.observation_space.shape} and {env.action_space.shape}"
         )
     return env
-
-
-def check_environment(task: Task) -> None:
-    """Check that a task's environment can be created on this machine.
-
-    Raises:
-        DataError: if it cannot be created.
-    """
-    make_environment(task).close()
 
 
 def make_arena(task: Task) -> Arena:

@@ -5,15 +5,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-__all__ = [
-    "PRESETS",
-    "Config",
-    "EvaluationConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "RunConfig",
-    "config_from_dict",
-]
+__all__ = ["PRESETS", "Config", "EvaluationConfig", "ModelConfig", "OptimizerConfig", "RunConfig", "config_from_dict"]
 
 
 Attention = Literal[

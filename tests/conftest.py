@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +26,6 @@ SMALL = shlex.split("""
 """)
 """Flags of ``train.py`` for a run of about a second. Later flags override earlier ones."""
 ON_ONE_CORE = ["--threads", "1", "--device", "cpu"]
-Call = Callable[..., int]
 
 
 def data_variables(root: Path) -> dict[str, str]:

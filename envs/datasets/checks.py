@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from envs.errors import DataError
-from envs.tasks import ActionBox
+from envs.tasks import ActionBox, Task
 from primal_dt.data.trajectories import Trajectory, returns_to_go
 
-__all__ = ["EpisodeSource", "checked_trajectory", "flags", "number_array", "open_hdf5"]
+__all__ = ["EpisodeSource", "check_widths", "checked_trajectory", "flags", "number_array", "open_hdf5"]
 
 
 class EpisodeSource(Protocol):
@@ -44,6 +44,20 @@ class EpisodeSource(Protocol):
 
     def episodes(self, box: ActionBox, /) -> Iterator[Trajectory]:
         """Read and check the episodes one by one."""
+
+
+def check_widths(source: EpisodeSource, task: Task) -> None:
+    """Check that observations and actions have the widths of a task's environment.
+
+    Raises:
+        DataError: if they do not.
+    """
+    widths = (task.environment.state_width, task.environment.action_width)
+    if (source.state_width, source.action_width) != widths:
+        raise DataError(
+            f"{source.path} has observations of width {source.state_width} and actions of width "
+            f"{source.action_width}, but {task.env_id} has {widths[0]} and {widths[1]}"
+        )
 
 
 def checked_trajectory(

@@ -16,7 +16,7 @@ from typing import Any
 
 from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
-from envs.datasets.checks import EpisodeSource
+from envs.datasets.checks import EpisodeSource, check_widths
 from envs.datasets.minari import MinariData
 from envs.datasets.names import parse_name
 from envs.datasets.sources import find_here, find_source
@@ -162,12 +162,8 @@ def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:
             "(Hopper-v4 for D4RL's data)"
         )
     task = task_of(own, None if known is None else known.tier, where=None if source is None else str(source.path))
-    widths = (task.environment.state_width, task.environment.action_width)
-    if source is not None and (source.state_width, source.action_width) != widths:
-        raise DataError(
-            f"{source.path} has observations of width {source.state_width} and actions of width "
-            f"{source.action_width}, but {own} has {widths[0]} and {widths[1]}"
-        )
+    if source is not None:
+        check_widths(source, task)
     return task
 
 

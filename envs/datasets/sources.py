@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
-from envs.datasets.checks import EpisodeSource
+from envs.datasets.checks import EpisodeSource, check_widths
 from envs.datasets.d4rl import D4rlFile, open_d4rl
 from envs.datasets.download import DownloadError, download
 from envs.datasets.minari import dataset_lock, datasets_path, is_here, minari_folder, open_minari, staged
@@ -154,12 +154,8 @@ def _download_d4rl(name: DatasetName) -> D4rlFile:
 
 def _open_for(path: Path, task: Task) -> D4rlFile:
     """Open a D4RL file and check that its widths match the task's environment."""
-    source, environment = open_d4rl(path), task.environment
-    if (source.state_width, source.action_width) != (environment.state_width, environment.action_width):
-        raise DataError(
-            f"{path} has observations of width {source.state_width} and actions of width {source.action_width}, "
-            f"but {task.env_id} has {environment.state_width} and {environment.action_width}"
-        )
+    source = open_d4rl(path)
+    check_widths(source, task)
     return source
 
 

@@ -16,15 +16,7 @@ from primal_dt.evaluation.trained_run import TrainedRun
 from primal_dt.policy.inference import INFERENCE_VERSION, InferenceMode
 from primal_dt.task import RunTask
 
-__all__ = [
-    "Arena",
-    "EpisodePlan",
-    "choose_workers",
-    "evaluate_episodes",
-    "evaluate_policy",
-    "evaluate_run",
-    "target_seed_pairs",
-]
+__all__ = ["Arena", "EpisodePlan", "evaluate_episodes", "evaluate_policy", "evaluate_run", "target_seed_pairs"]
 
 ENVIRONMENTS_PER_WORKER = 32
 """Environments for each worker process. With fewer, a process costs more than it saves."""

@@ -18,9 +18,6 @@ from primal_dt.training.scalars import HEADLINE
 
 __all__ = ["TrainedRun", "describe_run", "open_run"]
 
-Curve = Sequence[tuple[int, float]]
-"""Steps and normalized returns."""
-
 
 @dataclass(frozen=True)
 class TrainedRun:
@@ -108,7 +105,7 @@ def describe_run(
     step: int,
     checkpoint: Path | str,
     mode: InferenceMode,
-    curve: Curve,
+    curve: Sequence[tuple[int, float]],
     trained_for: RunTask | None = None,
     notes: tuple[str, ...] = (),
 ) -> Evaluation:
