@@ -227,7 +227,7 @@ def programs() -> Programs:
 def sweep(config: Config, jobs: list[Job]) -> int:
     """Run the unfinished jobs, then report on all finished ones. Returns the exit code."""
     todo = [job for job in jobs if job.record.state != "done"]
-    require_as_begun(todo, config.resources.threads)
+    require_same_resources(todo, config.resources.threads)
     print(f"jobs in {config.out}: {len(jobs)}, already done: {len(jobs) - len(todo)}")
     print(f"curves: {shlex.join(['tensorboard', '--logdir', str(config.out)])}", flush=True)
     failed = run(config, jobs, todo) if todo else {}
@@ -246,7 +246,7 @@ def report(jobs: Sequence[Job], folder: Path) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def require_as_begun(jobs: Sequence[Job], threads: int) -> None:
+def require_same_resources(jobs: Sequence[Job], threads: int) -> None:
     """Check that runs resume with the threads and the device that they were started with, so that results repeat.
 
     Raises:
@@ -254,7 +254,7 @@ def require_as_begun(jobs: Sequence[Job], threads: int) -> None:
     """
     for job in jobs:
         requested = (threads, job.config.run.device)
-        if (started := job.begun_with or requested) != requested:
+        if (started := job.started_with or requested) != requested:
             raise ValueError(
                 f"{job.name} was started with threads={started[0]}, device={started[1]}; resuming it with "
                 f"threads={requested[0]}, device={requested[1]} would change its result: give the same --cpus-per-job "

@@ -132,7 +132,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                     except StopRequestedError:
                         recorder.save(unfinished=scalars)  # a resumed run evaluates this step first
                         break
-                    scalars |= evaluation_scalars(summarize(episodes, task.reference))
+                    scalars |= evaluation_scalars(summarize(episodes, task.reference), headline=task.headline)
                     progress.score(scalars[HEADLINE])
                 if is_due(config.run.spectrum_every_steps, step):
                     scalars |= spectrum_scalars(trainer.model, spectrum_batch)

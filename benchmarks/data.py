@@ -153,7 +153,7 @@ def main(config: Config) -> None:
         os.environ |= {"PRIMAL_DT_CACHE": str(root / "cache"), "MINARI_DATASETS_PATH": str(root / "minari")}
         write_d4rl(root / "synthetic.hdf5", config.steps, task)
         episodes = synthetic_episodes(config.steps, task)
-        write_minari("synthetic/noise-v0", episodes, task=task, algorithm="none", description="noise", facts={})
+        write_minari("synthetic/noise-v0", episodes, task=task, algorithm="none", description="noise", metadata={})
         names = {"D4RL file": str(root / "synthetic.hdf5"), "Minari": "synthetic/noise-v0"}
         loads = list(load_times(names, root / "cache", config.rounds))
         print(f"\nLoading {config.steps:,} transitions ({config.rounds} rounds)\n")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from envs.datasets.load import load_dataset
 from primal_dt.config import config_from_dict
 from primal_dt.data.store import open_store
 from primal_dt.evaluation import evaluate as evaluate_module
+from primal_dt.sweep.grid import SWEEPS, jobs_of
 from primal_dt.sweep.job import identity_of
+from primal_dt.training.arguments import parse_config
 from primal_dt.training.checkpoint import load_checkpoint
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
@@ -90,7 +93,8 @@ def test_the_run_resumes_to_the_same_end(run: Path, monkeypatch: pytest.MonkeyPa
     for own, golden in zip(metrics, expected, strict=True):
         assert golden.keys() == own.keys() - {"time", "train/steps_per_second"}
         for name, value in golden.items():
-            assert own[name] == pytest.approx(value, rel=1e-3, abs=1e-5), (own["step"], name)
+            tolerance = 1e-3 if name.startswith("eval/") else 1e-4  # a rollout magnifies rounding
+            assert own[name] == pytest.approx(value, rel=tolerance, abs=1e-6), (own["step"], name)
     assert all(torch.isfinite(value).all() for value in load_checkpoint(run).weights.values())
 
 
@@ -107,8 +111,21 @@ def test_the_checkpoint_evaluates_as_it_did(run: Path, monkeypatch: pytest.Monke
         assert mine == pytest.approx(theirs, rel=1e-3)
 
 
-@pytest.mark.parametrize("job", json.loads((GOLDEN / "jobs.json").read_text()), ids=lambda job: job["name"])
-def test_the_jobs_of_a_sweep_are_recognized(job: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", json.loads((GOLDEN / "jobs.json").read_text()))
+def test_named_sweeps_have_the_same_jobs(name: str, run: Path) -> None:
+    golden = json.loads((GOLDEN / "jobs.json").read_text())[name]
+    grid, flags = SWEEPS.get(name, SWEEPS["grid"]), []
+    if name == "file":
+        grid = replace(grid, datasets=("hopper.hdf5",), seeds=(0,), attention=("primal-plus",))
+        flags = ["--steps", "20"]
+    base = parse_config([grid.preset, *grid.flags, *flags])
+    jobs = jobs_of(grid, base, out=Path("/sweep"), threads=1, device="cpu", fingerprint=lambda *_: "0" * 64)
+    assert len(jobs) == golden["jobs"]
+    assert set(golden["names"]) <= {job.name for job in jobs}
+
+
+@pytest.mark.parametrize("job", json.loads((GOLDEN / "job_configs.json").read_text()), ids=lambda job: job["name"])
+def test_stored_configurations_have_the_same_identity(job: dict[str, Any]) -> None:
     config = config_from_dict(job["config"])
     identity = identity_of(config, fingerprint=job["fingerprint"], episodes=job["episodes"])
     assert identity == job["identity"]

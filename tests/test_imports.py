@@ -16,11 +16,11 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 PACKAGES = {"primal_dt", "envs", "benchmarks", "tests", *SCRIPTS}
 
 ROOMS = ("attention", "system", "data", "model", "policy", "training", "evaluation", "sweep")
-"""Of ``primal_dt``, in the order in which they build on one another."""
+"""The rooms of ``primal_dt``: each may import itself and those before it."""
 FREE = ("config", "task")
 """Modules of ``primal_dt`` that belong to no room: standard library only, for all but attention."""
 ENVIRONMENTS = {"gymnasium", "minari", "mujoco", "h5py", "huggingface_hub", "stable_baselines3"}
-"""Environments and data formats, which ``primal_dt`` knows nothing of."""
+"""Packages for environments and data formats, which ``primal_dt`` must not import."""
 
 
 def name_of(path: Path) -> str:
@@ -30,7 +30,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(source: str, name: str) -> Iterator[str]:
-    """The modules that a module imports, wherever in it."""
+    """The modules that a module imports, inside functions too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

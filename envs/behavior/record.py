@@ -84,7 +84,7 @@ def record(
         task=task,
         algorithm=algorithm or _algorithm(recipe),
         description=f"{task.env_id}: " + ", ".join(f"{part.steps:,} steps of {part.policy}" for part in recipe),
-        facts={
+        metadata={
             "recipe": [asdict(part) for part in recipe],
             "seed": seed,
             "recorded_by": f"primal-dt {primal_dt.__version__}",

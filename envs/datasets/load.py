@@ -9,7 +9,7 @@ A+B                           several data sets together
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from envs.datasets.sources import find_here, find_source
 from envs.errors import DataError
 from envs.tasks import Task, task_of
 from primal_dt.config import ModelConfig
-from primal_dt.data.names import join_names, split_names
+from primal_dt.data.names import split_names
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.store import Store, StoreError, open_store, write_store
 from primal_dt.data.trajectories import Trajectories, Trajectory
@@ -116,7 +116,11 @@ def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = F
     Raises:
         DataError: if the data set is unavailable or unusable. The message is written for the user.
     """
-    names = split_names(name)
+    return _load(name, split_names(name), env_id, mix_versions)
+
+
+def _load(name: str, names: Sequence[str], env_id: str | None, mix_versions: bool) -> Dataset:
+    """Load the data set with this name from its parts."""
     # Check what is known already, so that a mistake is reported before anything is downloaded or recorded.
     here = {part: find_here(part) for part in names}
     early = [(part, _task(part, source, env_id)) for part, source in here.items() if source or parse_name(part)]
@@ -141,14 +145,14 @@ def reload_dataset(record: RunRecord) -> Dataset:
     Raises:
         DataError: if the data set is unavailable, or has changed since the run.
     """
-    names = (
-        part.name if parse_name(part.name) or not os.path.exists(part.path) else part.path for part in record.parts
-    )
     config = record.config
-    dataset = load_dataset(join_names(names), env_id=config.env_id, mix_versions=config.mix_versions)
+    names = [
+        part.name if parse_name(part.name) or not os.path.exists(part.path) else part.path for part in record.parts
+    ]
+    dataset = _load(config.dataset, names, config.env_id, config.mix_versions)
     if dataset.store.fingerprint != record.task.fingerprint:
-        raise DataError(f"the data set {dataset.name!r} has changed since the run was trained on it")
-    return replace(dataset, name=config.dataset)
+        raise DataError(f"the data set {config.dataset!r} has changed since the run was trained on it")
+    return dataset
 
 
 def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:

@@ -201,7 +201,7 @@ def write_minari(
     task: Task,
     algorithm: str,
     description: str,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     replace: bool = False,
 ) -> Path:
     """Stream episodes to a local data set with Minari's writer, and return its folder.
@@ -214,7 +214,7 @@ def write_minari(
         task: the task whose environment the episodes are from.
         algorithm: the algorithm that trained the policy.
         description: one or two sentences.
-        facts: additional metadata entries; must be JSON-serializable.
+        metadata: additional metadata entries; must be JSON-serializable.
         replace: whether to replace an existing data set of that name.
 
     Raises:
@@ -244,7 +244,7 @@ def write_minari(
         env.close()
         for block in blocks:
             dataset.update_dataset_from_buffer(block)
-        dataset.storage.update_metadata(dict(facts))
+        dataset.storage.update_metadata(dict(metadata))
     return minari_folder(dataset_id)
 
 

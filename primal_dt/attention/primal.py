@@ -34,7 +34,7 @@ class PrimalAttention(AttentionLayer):
     left and right singular vectors. There is no value projection and no L x L matrix: O(L P R) time and O(L P) memory.
     One linear map, shared by the heads, maps the pair ``[e; r]`` to width P. The heads are then joined and projected.
 
-    ``J``, returned with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2). To train towards one, add
+    ``J``, returned with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2). To train toward one, add
     ``eta * J.square().mean()`` to the loss. Lambda is learned through J alone. If J is not in the loss, call
     ``layer.lam.requires_grad_(False)`` so that DistributedDataParallel does not wait for its gradient.
 

@@ -16,7 +16,7 @@ def split_names(dataset: str) -> tuple[str, ...]:
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Join names with ``+``: the inverse of :func:`split_names`."""
+    """Join names with ``+``. They can be split again unless a path has a plus sign in it."""
     return "+".join(names)
 
 

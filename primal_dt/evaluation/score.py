@@ -65,11 +65,12 @@ def summarize(episodes: Iterable[Episode], reference: Reference) -> list[TargetS
     return summaries
 
 
-def evaluation_scalars(summaries: Iterable[TargetSummary]) -> dict[str, float]:
-    """The scalars to log for an evaluation. The first target is the headline target."""
+def evaluation_scalars(summaries: Iterable[TargetSummary], *, headline: float) -> dict[str, float]:
+    """The scalars to log for an evaluation."""
     scalars: dict[str, float] = {}
     for summary in summaries:
-        scalars.setdefault(HEADLINE, summary.normalized_mean)
+        if summary.target == headline:
+            scalars[HEADLINE] = summary.normalized_mean
         target = f"target_{summary.target:g}"
         scalars[f"eval/return/{target}"] = summary.return_mean
         scalars[f"{HEADLINE}/{target}"] = summary.normalized_mean

@@ -139,7 +139,7 @@ class Job:
         return CheckpointFolder(self.folder / "checkpoints").path(self.config.optimizer.steps)
 
     @property
-    def begun_with(self) -> tuple[int, str] | None:
+    def started_with(self) -> tuple[int, str] | None:
         """Threads and device that the run was started with; None if there is no run to resume."""
         try:
             record = read_record(self.folder)
@@ -165,8 +165,8 @@ class Job:
 
     def training_command(self, script: Path) -> list[str]:
         """Return the command that starts the training, or resumes it if it was started."""
-        begun = (self.folder / "config.json").exists()
-        flags = ["--resume", str(self.folder)] if begun else flags_of(self.config, self.preset)
+        started = (self.folder / "config.json").exists()
+        flags = ["--resume", str(self.folder)] if started else flags_of(self.config, self.preset)
         return [sys.executable, str(script), *flags]
 
     def evaluation_command(self, script: Path) -> list[str]:

@@ -142,7 +142,7 @@ def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
 class CheckpointFolder:
     """The checkpoints of a run: ``step-000012000.pt`` and so on.
 
-    The newest two are kept. Older ones are removed after a new one is complete.
+    The newest two are stored. Older ones are removed after a new one is complete.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -73,7 +73,7 @@ def write_small_minari(name: str = NAME, lengths: tuple[int, ...] = (4, 1, 3), *
         task=task_of("Hopper-v5"),
         algorithm="none",
         description="for a test",
-        facts={"seed": 7},
+        metadata={"seed": 7},
         replace=replace,
     )
 

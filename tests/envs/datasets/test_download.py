@@ -114,8 +114,8 @@ def test_an_unreachable_server_is_reported() -> None:
 def test_a_file_that_fails_verification_is_deleted(server: Server) -> None:
     def refuse(path: Path) -> None:
         assert path.read_bytes() == CONTENT
-        raise ValueError("this is no HDF5")
+        raise ValueError("this is not HDF5")
 
-    with pytest.raises(DownloadError, match="is not as expected: this is no HDF5"):
+    with pytest.raises(DownloadError, match="is not as expected: this is not HDF5"):
         get(server, verify=refuse)
     assert [path.name for path in Path().iterdir() if not path.name.startswith(".")] == []
