@@ -20,10 +20,7 @@ if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should e
 import importlib.util
 import json
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import tyro
@@ -34,8 +31,9 @@ from envs.make import make_arena, make_environment
 from envs.published import TABLE_4
 from envs.tasks import task_named, task_of
 from envs.video import check_video, record_video
+from primal_dt.evaluation.arguments import EvaluateConfig
 from primal_dt.evaluation.callbacks import ProgressBar
-from primal_dt.evaluation.evaluate import EpisodePlan, evaluate_policy, evaluate_run
+from primal_dt.evaluation.evaluate import evaluate_policy, evaluate_run
 from primal_dt.evaluation.report import Evaluation, Report
 from primal_dt.evaluation.report_files import MARKS, results_table, write_report
 from primal_dt.evaluation.rollout import RolloutError
@@ -47,105 +45,14 @@ from primal_dt.system.terminal import begin_program, explain
 from primal_dt.training.checkpoint import CheckpointError
 from primal_dt.training.distributed import choose_device
 
-STARTED = time.strftime("%Y%m%d-%H%M%S")
 EXIT_MISTAKE, EXIT_INTERRUPTED = 1, 130
-
-
-# tyro starts a new line in --help where a field's docstring does, so each line below holds whole sentences.
-@dataclass(frozen=True)
-class Config:
-    """The command line: what to evaluate, and how."""
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Run folders, whose last checkpoint is evaluated, or checkpoint files. Required unless --policy is given.
-    If there are several paths, those that are not runs are skipped."""
-    policy: str | None = None
-    """Behavior policy to evaluate instead of runs.
-    It is random, a built-in policy such as hopper/medium or hopper/expert, or your own function as module:name."""
-    task: str | None = None
-    """Task in which --policy acts. Only for --policy.
-    It is hopper, halfcheetah or walker2d, in the newest version of the environment, or a version such as Hopper-v4.
-    If not given: the task in the name of a built-in policy. Other policies need this flag."""
-    episodes: int = 100
-    """Number of episodes for each target return."""
-    targets: tuple[float, ...] = ()
-    """Target returns in addition to the task's headline target, which is always evaluated. Only for runs.
-    They are returns of the environment, not normalized: 1800 for hopper, for example.
-    If not given: the targets of the training run."""
-    mode: InferenceMode = "window"
-    """How the model is run. Only for runs.
-    window: exact. Each action is computed from the last K steps, where K is the model's context.
-    streaming: faster, because each token is computed once, but a different function after the first K steps.
-    With streaming, the results of window are also reported. All layers must be softmax or primal layers."""
-    seed: int = 2_000_000
-    """Seed of the first episode. Episode i is reset with this seed plus i. With --policy, it also seeds the policy.
-    The default gives other episodes than the evaluations during training."""
-    envs: int = 64
-    """Number of environments that run at the same time. Fewer take less memory.
-    On a CPU the results do not depend on it."""
-    workers: int | None = None
-    """Number of processes that step the environments. 0: the main process steps them.
-    If not given: one for every 32 environments, at most one for each CPU core, and 0 if that is fewer than two."""
-    device: str = "auto"
-    """Device of the model: auto, cpu, cuda, cuda:1 or mps. Only for runs.
-    auto: cuda if it is available, else mps, else cpu."""
-    env_id: str | None = None
-    """Environment to evaluate in, such as Hopper-v4. Only for runs.
-    Another version than the one trained for needs --allow-version-mismatch.
-    If not given: the environment that the run was trained for."""
-    allow_version_mismatch: bool = False
-    """Allow --env-id to name another version of the environment than the one trained for.
-    Versions differ in physics or reward, so scores are not comparable.
-    The report marks results in another version than that of the data. If not given: a mismatch is an error."""
-    fresh: bool = False
-    """Run all episodes again, and replace the cached ones. Only for runs.
-    If not given: only episodes that are not cached are run."""
-    video: bool = False
-    """Save one episode for each run, mode and target as an mp4 file in the report folder. Only for runs.
-    Needs the extra "video": pip install -c constraints.txt -e '.[video]'"""
-    json: bool = False
-    """Print the report as JSON instead of a table. The report folder is written in either case."""
-    out: Path | None = None
-    """Report folder. If not given: reports/YYYYMMDD-HHMMSS, by the time of the start."""
-
-    def __post_init__(self) -> None:
-        if bool(self.runs) == (self.policy is not None):
-            raise ValueError("give runs to evaluate (runs/*) or a policy (--policy random --task hopper), not both")
-        if self.runs and self.task is not None:
-            raise ValueError("--task is for --policy only: a run has its own task; --env-id selects another version")
-        if self.policy is not None and self.task is None and "/" not in self.policy:
-            raise ValueError(f"--policy {self.policy} needs --task, such as hopper, halfcheetah or walker2d")
-        for_runs = {"--targets": self.targets, "--env-id": self.env_id, "--fresh": self.fresh, "--video": self.video}
-        for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
-        if self.policy is not None and (given := [name for name, value in for_runs.items() if value]):
-            raise ValueError(f"{given[0]} is for runs only and cannot be used with --policy")
-        minimums = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
-        minimums["workers"] = (self.workers or 0, 0)
-        for name, (value, minimum) in minimums.items():
-            if value < minimum:
-                raise ValueError(f"{name} ({value}) must be at least {minimum}")
-
-    @property
-    def folder(self) -> Path:
-        """The report folder."""
-        return self.out or Path("reports") / STARTED
-
-    @property
-    def plan(self) -> EpisodePlan:
-        """The episodes to run."""
-        return EpisodePlan(self.targets, self.episodes, self.seed, self.envs, self.workers, self.fresh)
-
-    @property
-    def modes(self) -> tuple[InferenceMode, ...]:
-        """The inference modes to run: streaming is always reported beside window."""
-        return ("window",) if self.mode == "window" else ("window", "streaming")
 
 
 def main() -> int:
     """Parse the command line, evaluate and report. A user's mistake ends in a message, not in a traceback."""
     begin_program()
     try:
-        config = tyro.cli(Config, description=__doc__)
+        config = tyro.cli(EvaluateConfig, description=__doc__)
         check_writable(config.folder)
         evaluations, failures = evaluate_behavior(config) if config.policy else evaluate_runs(config)
         if evaluations:
@@ -167,7 +74,7 @@ def main() -> int:
     return EXIT_MISTAKE if failures else 0
 
 
-def evaluate_runs(config: Config) -> tuple[list[Evaluation], list[str]]:
+def evaluate_runs(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
     """Open all runs first, so that mistakes are reported at once; then evaluate them in turn.
 
     Returns the evaluations and the error messages: a run that fails does not stop the others.
@@ -195,7 +102,7 @@ def evaluate_runs(config: Config) -> tuple[list[Evaluation], list[str]]:
     return evaluations, failures
 
 
-def open_runs(config: Config) -> tuple[list[TrainedRun], list[str]]:
+def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
     """Open the runs. Returns those that can be evaluated, and an error message for each of the others.
 
     If there are several paths, those that are not runs are skipped: runs/* may match files of other programs.
@@ -223,7 +130,7 @@ def is_run(path: Path) -> bool:
     return path.suffix == ".pt" or (path / "config.json").exists() or (path / "checkpoints").exists()
 
 
-def check_version(run: TrainedRun, config: Config) -> None:
+def check_version(run: TrainedRun, config: EvaluateConfig) -> None:
     """Reject another environment, and another version unless the user allowed it."""
     trained_for, env_id = run.checkpoint.task.env_id, run.task.env_id
     if task_of(env_id).environment != task_of(trained_for).environment:
@@ -245,7 +152,7 @@ def without_repeats(runs: list[TrainedRun]) -> list[TrainedRun]:
     return list(first.values())
 
 
-def evaluate_behavior(config: Config) -> tuple[list[Evaluation], list[str]]:
+def evaluate_behavior(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
     """Evaluate a behavior policy. Returns its evaluation and the error messages."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
@@ -256,7 +163,7 @@ def evaluate_behavior(config: Config) -> tuple[list[Evaluation], list[str]]:
 
 
 def save_videos(
-    run: TrainedRun, evaluation: Evaluation, config: Config, *, mode: InferenceMode, device: torch.device
+    run: TrainedRun, evaluation: Evaluation, config: EvaluateConfig, *, mode: InferenceMode, device: torch.device
 ) -> None:
     """Save a video of the first episode at each target."""
     policy = run.checkpoint.policy(device, mode=mode)
@@ -266,7 +173,7 @@ def save_videos(
         print(f"video: {path}", file=sys.stderr)
 
 
-def publish(report: Report, config: Config) -> None:
+def publish(report: Report, config: EvaluateConfig) -> None:
     """Write the report, and print its table or its JSON text."""
     path = write_report(report, config.folder)
     if importlib.util.find_spec("matplotlib") is None:

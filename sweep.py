@@ -21,9 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -35,14 +33,14 @@ from envs.datasets.minari import minari_folder
 from envs.datasets.sources import must_download, stand_in
 from envs.make import make_arena
 from envs.tasks import task_of
-from primal_dt.config import Attention
 from primal_dt.config import Config as Training
 from primal_dt.evaluation.evaluate import EpisodePlan, evaluate_run
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.trained_run import TrainedRun
-from primal_dt.sweep.cluster import Resources, connected, require_cluster, require_room, run_jobs
+from primal_dt.sweep.arguments import INSTEAD, SweepConfig
+from primal_dt.sweep.cluster import connected, require_cluster, require_room, run_jobs
 from primal_dt.sweep.estimate import show_plan
-from primal_dt.sweep.grid import SWEEPS, Grid, jobs_of
+from primal_dt.sweep.grid import SWEEPS, jobs_of
 from primal_dt.sweep.job import Job, JobRecord
 from primal_dt.sweep.view import SweepView
 from primal_dt.sweep.worker import Programs
@@ -51,105 +49,6 @@ from primal_dt.system.terminal import begin_program, explain
 from primal_dt.training.arguments import parse_config
 
 EXIT_MISTAKE, EXIT_FAILED_JOBS, EXIT_INTERRUPTED = 1, 4, 130
-INSTEAD = {
-    "--dataset": "use --datasets",
-    "--seed": "use --seeds",
-    "--threads": "use --cpus-per-job",
-    "--device": "use --gpus-per-job",
-    "--name": "leave it out; runs are named automatically",
-    "--resume": "leave it out; the same sweep command resumes unfinished jobs",
-}
-"""Flags of ``train.py`` that a sweep sets for each run, and what the user can do instead."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """The runs of a sweep, and the resources for them."""
-
-    sweep: Annotated[Literal["demo", "table4", "table7", "grid"], tyro.conf.Positional] = "demo"
-    """The sweep to run.
-    demo: six small runs, which take minutes on two cores.
-    table4, table7: the paper's tables, for a cluster.
-    grid: every combination of the flags below."""
-    preset: Literal["quick", "paper"] | None = None
-    """Preset of train.py for all runs.
-    If not given: paper for table4 and table7, else quick."""
-    datasets: tuple[str, ...] | None = None
-    """Data sets to train on: names or paths, as for train.py.
-    If not given: the nine D4RL data sets for table4 and table7,
-    else primal/hopper/medium-expert-v0."""
-    attention: tuple[Attention, ...] | None = None
-    """Attention stacks to train.
-    If not given: all for table4, primal-plus for table7,
-    else primal-plus and softmax."""
-    seeds: tuple[int, ...] | None = None
-    """Training seeds.
-    If not given: 0 to 4 for table4 and table7, else 0 to 2."""
-    rank: tuple[int, ...] | None = None
-    """Ranks of primal layers. Stacks without a primal layer ignore them.
-    If not given: 32 64 96 for table7, else the paper's rank for the
-    task, or 32 if the paper has none."""
-    eta: tuple[float, ...] | None = None
-    """Weights of the KSVD penalty, which only primal layers have.
-    If not given: the preset's weight."""
-    episodes: int | None = None
-    """Evaluation episodes per target return, after training.
-    If not given: 20 for demo, else 100."""
-    cpus_per_job: float = 1.0
-    """CPU cores reserved for a job. A job uses one thread per whole core,
-    and at least one. With 0.5, two jobs share a core."""
-    gpus_per_job: float = 0.0
-    """Share of a GPU reserved for a job, from 0 to 1. With 0.25, four jobs
-    share a GPU. With 0, jobs train on the CPU."""
-    memory_per_job: float = 1.5
-    """Memory reserved for a job, in GiB. --dry-run measures how much the training needs."""
-    retries: int = 2
-    """Number of times that a failed job is retried. A job whose machine dies
-    resumes elsewhere, which does not count as a retry. It fails after
-    three such deaths in a row without progress."""
-    address: str | None = None
-    """Address of a running Ray cluster, such as auto or 10.0.0.1:6379.
-    If not given: the jobs run on this machine."""
-    out: Path = Path("runs/sweep")
-    """Folder for all runs and the report. On a cluster, all nodes must share
-    it, and the folders PRIMAL_DT_CACHE and MINARI_DATASETS_PATH."""
-    dry_run: bool = False
-    """Print the jobs, the resources they request, and an estimate of the
-    total time from short trials. Run no job and download nothing."""
-
-    def __post_init__(self) -> None:
-        for name in ("datasets", "attention", "seeds", "rank", "eta"):
-            if getattr(self, name) == ():
-                raise ValueError(f"{name} must have at least one value: leave --{name} out for the sweep's default")
-        for name in ("cpus_per_job", "memory_per_job"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be above 0")
-        if not 0 <= self.gpus_per_job <= 1:
-            raise ValueError(f"gpus_per_job ({self.gpus_per_job}) must be between 0 and 1: a run trains on one GPU")
-        if self.retries < 0:
-            raise ValueError(f"retries ({self.retries}) must be at least 0")
-        if self.episodes is not None and self.episodes < 1:
-            raise ValueError(f"episodes ({self.episodes}) must be at least 1")
-
-    @property
-    def grid(self) -> Grid:
-        """The named sweep, with the changes that the flags make."""
-        grid = SWEEPS[self.sweep]
-        return replace(
-            grid,
-            preset=self.preset or grid.preset,
-            datasets=self.datasets or grid.datasets,
-            attention=self.attention or grid.attention,
-            seeds=self.seeds or grid.seeds,
-            ranks=self.rank or grid.ranks,
-            etas=self.eta or grid.etas,
-            episodes=self.episodes or grid.episodes,
-        )
-
-    @property
-    def resources(self) -> Resources:
-        """The resources that each job requests."""
-        return Resources(self.cpus_per_job, self.gpus_per_job, self.memory_per_job)
 
 
 def main() -> int:
@@ -170,11 +69,11 @@ def main() -> int:
         return EXIT_INTERRUPTED
 
 
-def parse(arguments: list[str]) -> tuple[Config, list[Job]]:
+def parse(arguments: list[str]) -> tuple[SweepConfig, list[Job]]:
     """Return the sweep's settings and its jobs. Flags that a sweep does not have go to ``train.py``, for all runs."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["demo", *arguments]
-    config, rest = tyro.cli(Config, args=arguments, description=__doc__, return_unknown_args=True)
+    config, rest = tyro.cli(SweepConfig, args=arguments, description=__doc__, return_unknown_args=True)
     if wrong := [word for word in rest if word.partition("=")[0] in INSTEAD]:
         name = wrong[0].partition("=")[0]
         raise ValueError(f"{name} is set by the sweep for each run: {INSTEAD[name]}")
@@ -224,7 +123,7 @@ def programs() -> Programs:
     return Programs(here / "train.py", here / "evaluate.py", variables)
 
 
-def sweep(config: Config, jobs: list[Job]) -> int:
+def sweep(config: SweepConfig, jobs: list[Job]) -> int:
     """Run the unfinished jobs, then report on all finished ones. Returns the exit code."""
     todo = [job for job in jobs if job.record.state != "done"]
     require_same_resources(todo, config.resources.threads)
@@ -262,7 +161,7 @@ def require_same_resources(jobs: Sequence[Job], threads: int) -> None:
             )
 
 
-def run(config: Config, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
+def run(config: SweepConfig, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
     """Run the jobs in ``todo`` on the cluster, and return the records of those that failed."""
     with locked(config.out), connected(config.address):
         for number in (signal.SIGTERM, signal.SIGHUP):  # stop as on Ctrl-C; Ray's own handler would kill the jobs

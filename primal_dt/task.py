@@ -20,7 +20,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class RunTask:
-    """What a policy needs to know of its task once the data set is gone. Part of every checkpoint."""
+    """The task of a run, as its policy needs it once the data set is gone. Part of every checkpoint."""
 
     env_id: str
     """The environment that the policy acts in, with its version."""

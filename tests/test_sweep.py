@@ -19,6 +19,7 @@ import torch
 
 import sweep
 from primal_dt.sweep import estimate
+from primal_dt.sweep.arguments import SweepConfig
 from primal_dt.sweep.estimate import Trial, this_machine
 from primal_dt.sweep.grid import SWEEPS
 from primal_dt.sweep.job import Job
@@ -262,7 +263,7 @@ def test_a_dry_run_downloads_nothing(call: Call, monkeypatch: pytest.MonkeyPatch
     # 100,000 steps at 100 per second, then 10 * 10 + 100 episodes for each of 2 targets at 1,000 steps per second
     assert out.count("|                  23.3 |") == 90
     (hours,) = re.findall(r"estimate: ([0-9.]+) hours on this machine \(jobs at a time: \d+\)", out)
-    cores = this_machine().room_for(sweep.Config().resources)
+    cores = this_machine().room_for(SweepConfig().resources)
     assert float(hours) == pytest.approx(math.ceil(90 / cores) * 1400 / 3600, abs=0.1)
 
 
@@ -289,7 +290,7 @@ def test_mistakes_are_explained(call: Call, arguments: str, message: str) -> Non
 )
 def test_invalid_settings_are_rejected(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        sweep.Config(**{name: value})
+        SweepConfig(**{name: value})
 
 
 def test_two_sweeps_cannot_share_a_folder() -> None:

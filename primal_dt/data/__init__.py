@@ -1,1 +1,1 @@
-"""From arrays on disk to batches of windows: trajectories, store, normalizer, sampler."""
+"""Trajectories, store, normalizer and sampler: the way from arrays on disk to batches of windows."""

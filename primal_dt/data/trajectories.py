@@ -26,7 +26,7 @@ class Trajectory:
     """One episode, in raw units."""
 
     observations: Floats
-    """What the policy observed before each action, (T, S). The observation after the last action is not stored."""
+    """(T, S), the observation before each action. The one after the last action is not stored."""
     actions: Floats
     """Actions, (T, A)."""
     rewards: Floats

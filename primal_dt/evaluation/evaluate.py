@@ -169,7 +169,7 @@ def evaluate_policy(
 
 
 def _depends_on(run: TrainedRun, plan: EpisodePlan, *, mode: InferenceMode, device: torch.device) -> dict[str, Any]:
-    """What an episode depends on, apart from its target and seed: the key of the cache."""
+    """The key of the cache: all that an episode depends on, apart from its target and seed."""
     return {
         "checkpoint": run.digest,
         "env_id": run.task.env_id,

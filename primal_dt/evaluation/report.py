@@ -131,7 +131,7 @@ class Group:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader must know before comparing results."""
+        """Caveats for a reader who compares results."""
         task, name = self.first.task, f"{self.label} on {self.first.task.dataset}"
         found = [f"{name}, seed {run.seed}: {note}" for run in self.runs for note in run.notes]
         if self.first.is_elsewhere:
@@ -319,7 +319,7 @@ def _result(runs: Sequence[Evaluation], target: float, headline: float) -> Targe
 
 
 def _described(group: Group) -> dict[str, Any]:
-    """What the runs of a group share, as JSON values."""
+    """The values that the runs of a group share, as JSON."""
     run, task = group.first, group.first.task
     return {
         "label": group.label,

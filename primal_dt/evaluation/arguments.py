@@ -1,0 +1,105 @@
+"""The command line of ``evaluate.py``."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from primal_dt.evaluation.evaluate import EpisodePlan
+from primal_dt.policy.inference import InferenceMode
+
+__all__ = ["EvaluateConfig"]
+
+STARTED = time.strftime("%Y%m%d-%H%M%S")
+
+
+# tyro starts a new line in --help where a field's docstring does, so each line below holds whole sentences.
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The command line: what to evaluate, and how."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders, whose last checkpoint is evaluated, or checkpoint files. Required unless --policy is given.
+    If there are several paths, those that are not runs are skipped."""
+    policy: str | None = None
+    """Behavior policy to evaluate instead of runs.
+    It is random, a built-in policy such as hopper/medium or hopper/expert, or your own function as module:name."""
+    task: str | None = None
+    """Task in which --policy acts. Only for --policy.
+    It is hopper, halfcheetah or walker2d, in the newest version of the environment, or a version such as Hopper-v4.
+    If not given: the task in the name of a built-in policy. Other policies need this flag."""
+    episodes: int = 100
+    """Number of episodes for each target return."""
+    targets: tuple[float, ...] = ()
+    """Target returns in addition to the task's headline target, which is always evaluated. Only for runs.
+    They are returns of the environment, not normalized: 1800 for hopper, for example.
+    If not given: the targets of the training run."""
+    mode: InferenceMode = "window"
+    """How the model is run. Only for runs.
+    window: exact. Each action is computed from the last K steps, where K is the model's context.
+    streaming: faster, because each token is computed once, but a different function after the first K steps.
+    With streaming, the results of window are also reported. All layers must be softmax or primal layers."""
+    seed: int = 2_000_000
+    """Seed of the first episode. Episode i is reset with this seed plus i. With --policy, it also seeds the policy.
+    The default gives other episodes than the evaluations during training."""
+    envs: int = 64
+    """Number of environments that run at the same time. Fewer take less memory.
+    On a CPU the results do not depend on it."""
+    workers: int | None = None
+    """Number of processes that step the environments. 0: the main process steps them.
+    If not given: one for every 32 environments, at most one for each CPU core, and 0 if that is fewer than two."""
+    device: str = "auto"
+    """Device of the model: auto, cpu, cuda, cuda:1 or mps. Only for runs.
+    auto: cuda if it is available, else mps, else cpu."""
+    env_id: str | None = None
+    """Environment to evaluate in, such as Hopper-v4. Only for runs.
+    Another version than the one trained for needs --allow-version-mismatch.
+    If not given: the environment that the run was trained for."""
+    allow_version_mismatch: bool = False
+    """Allow --env-id to name another version of the environment than the one trained for.
+    Versions differ in physics or reward, so scores are not comparable.
+    The report marks results in another version than that of the data. If not given: a mismatch is an error."""
+    fresh: bool = False
+    """Run all episodes again, and replace the cached ones. Only for runs.
+    If not given: only episodes that are not cached are run."""
+    video: bool = False
+    """Save one episode for each run, mode and target as an mp4 file in the report folder. Only for runs.
+    Needs the extra "video": pip install -c constraints.txt -e '.[video]'"""
+    json: bool = False
+    """Print the report as JSON instead of a table. The report folder is written in either case."""
+    out: Path | None = None
+    """Report folder. If not given: reports/YYYYMMDD-HHMMSS, by the time of the start."""
+
+    def __post_init__(self) -> None:
+        if bool(self.runs) == (self.policy is not None):
+            raise ValueError("give runs to evaluate (runs/*) or a policy (--policy random --task hopper), not both")
+        if self.runs and self.task is not None:
+            raise ValueError("--task is for --policy only: a run has its own task; --env-id selects another version")
+        if self.policy is not None and self.task is None and "/" not in self.policy:
+            raise ValueError(f"--policy {self.policy} needs --task, such as hopper, halfcheetah or walker2d")
+        for_runs = {"--targets": self.targets, "--env-id": self.env_id, "--fresh": self.fresh, "--video": self.video}
+        for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
+        if self.policy is not None and (given := [name for name, value in for_runs.items() if value]):
+            raise ValueError(f"{given[0]} is for runs only and cannot be used with --policy")
+        minimums = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
+        minimums["workers"] = (self.workers or 0, 0)
+        for name, (value, minimum) in minimums.items():
+            if value < minimum:
+                raise ValueError(f"{name} ({value}) must be at least {minimum}")
+
+    @property
+    def folder(self) -> Path:
+        """The report folder."""
+        return self.out or Path("reports") / STARTED
+
+    @property
+    def plan(self) -> EpisodePlan:
+        """The episodes to run."""
+        return EpisodePlan(self.targets, self.episodes, self.seed, self.envs, self.workers, self.fresh)
+
+    @property
+    def modes(self) -> tuple[InferenceMode, ...]:
+        """The inference modes to run: streaming is always reported beside window."""
+        return ("window",) if self.mode == "window" else ("window", "streaming")
