@@ -19,13 +19,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import tyro
-from filelock import FileLock, Timeout
 
 from envs.datasets.cache import CACHE_VARIABLE, cache_folder
 from envs.datasets.load import load_dataset
@@ -44,7 +42,7 @@ from primal_dt.sweep.grid import SWEEPS, jobs_of
 from primal_dt.sweep.job import Job, JobRecord
 from primal_dt.sweep.view import SweepView
 from primal_dt.sweep.worker import Programs
-from primal_dt.system.files import check_writable
+from primal_dt.system.files import check_writable, lock_folder
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.training.arguments import parse_config
 
@@ -163,7 +161,8 @@ def require_same_resources(jobs: Sequence[Job], threads: int) -> None:
 
 def run(config: SweepConfig, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[str, JobRecord]:
     """Run the jobs in ``todo`` on the cluster, and return the records of those that failed."""
-    with locked(config.out), connected(config.address):
+    in_use = f"another sweep is running in {config.out}: wait until it ends, or give another --out"
+    with lock_folder(config.out, in_use), connected(config.address):
         for number in (signal.SIGTERM, signal.SIGHUP):  # stop as on Ctrl-C; Ray's own handler would kill the jobs
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, signal.default_int_handler)
@@ -184,16 +183,6 @@ def run(config: SweepConfig, jobs: Sequence[Job], todo: Sequence[Job]) -> dict[s
         finally:
             view.close()
     return {name: record for name, record in ended.items() if record.state != "done"}
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Lock a sweep's folder against other sweeps."""
-    try:
-        with FileLock(out / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise ValueError(f"another sweep is running in {out}: wait until it ends, or give another --out") from error
 
 
 if __name__ == "__main__":

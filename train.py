@@ -19,6 +19,7 @@ if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not pri
 
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -119,7 +120,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     )
     episodes: list[Episode] = []
     try:
-        with recorder, progress:
+        with closing(recorder), closing(progress):
             for metrics in chain(recorder.unfinished, trainer):
                 step, is_last = metrics.step, metrics.step == config.optimizer.steps
                 progress.update(metrics)

@@ -106,13 +106,9 @@ class Task:
         data_env_ids: Iterable[str] = (),
         fingerprint: str = "",
     ) -> RunTask:
-        """The task as a run stores it.
+        """The task as a run stores it, with the name, the environments and the digest of the data that it trains on.
 
-        Args:
-            targets: target returns in addition to the headline, which always comes first. Default: the table's targets.
-            dataset: the name of the data set that the run trains on.
-            data_env_ids: the environments that the data was recorded in.
-            fingerprint: the digest of the data's content.
+        The headline target always comes first. ``targets`` replaces the table's other targets.
         """
         every = (self.environment.targets[0], *(targets or self.environment.targets))
         return RunTask(

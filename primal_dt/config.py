@@ -210,17 +210,11 @@ PRESETS: dict[str, tuple[str, Config]] = {
 
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Rebuild a configuration from the output of ``asdict``. Fields that are missing get their defaults.
-
-    Raises:
-        KeyError: if a field without a default is missing.
-    """
+    """Rebuild a configuration from the output of ``asdict``. Fields that are missing get their defaults."""
     parts = {"model": ModelConfig, "optimizer": OptimizerConfig, "evaluation": EvaluationConfig, "run": RunConfig}
 
     def build(kind: type[Any], own: Mapping[str, Any]) -> Any:
         names = [each.name for each in fields(kind) if each.name in own or each.default is MISSING]
-        arguments = {name: tuple(own[name]) if isinstance(own[name], list) else own[name] for name in names}
-        return kind(**arguments)
+        return kind(**{name: tuple(own[name]) if isinstance(own[name], list) else own[name] for name in names})
 
-    config: Config = build(Config, {**values, **{name: build(kind, values[name]) for name, kind in parts.items()}})
-    return config
+    return build(Config, {**values, **{name: build(kind, values[name]) for name, kind in parts.items()}})

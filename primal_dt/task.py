@@ -1,7 +1,7 @@
 """The task of a run, as one frozen value. Standard library only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 __all__ = ["Reference", "RunTask"]
@@ -52,27 +52,14 @@ class RunTask:
         return f"{self.env_id}, {self.reference}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values, as stored in ``config.json`` and checkpoints."""
-        return {
-            "env_id": self.env_id,
-            "tier": self.tier,
-            "dataset": self.dataset,
-            "data_env_ids": list(self.data_env_ids),
-            "fingerprint": self.fingerprint,
-            "targets": list(self.targets),
-            "random_return": self.reference.random_return,
-            "expert_return": self.reference.expert_return,
-        }
+        """Plain values, as ``config.json`` and checkpoints store them, with the reference's two returns among them."""
+        values = asdict(self)
+        reference = values.pop("reference")
+        return values | reference
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
-        return cls(
-            env_id=values["env_id"],
-            tier=values["tier"],
-            dataset=values["dataset"],
-            data_env_ids=tuple(values["data_env_ids"]),
-            fingerprint=values["fingerprint"],
-            targets=tuple(values["targets"]),
-            reference=Reference(values["random_return"], values["expert_return"]),
-        )
+        own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        reference = Reference(own.pop("random_return"), own.pop("expert_return"))
+        return cls(**own, reference=reference)

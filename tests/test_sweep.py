@@ -24,6 +24,7 @@ from primal_dt.sweep.estimate import Trial, this_machine
 from primal_dt.sweep.grid import SWEEPS
 from primal_dt.sweep.job import Job
 from primal_dt.sweep.worker import run_job
+from primal_dt.system.files import lock_folder
 from primal_dt.training.checkpoint import load_checkpoint
 from primal_dt.training.metrics_log import read_metrics
 from tests.conftest import SMALL, data_variables, run_program, small_data
@@ -295,5 +296,5 @@ def test_invalid_settings_are_rejected(name: str, value: Any) -> None:
 
 def test_two_sweeps_cannot_share_a_folder() -> None:
     Path("shared").mkdir()
-    with sweep.locked(Path("shared")), pytest.raises(ValueError, match="another sweep is running in shared"):
-        sweep.locked(Path("shared")).__enter__()
+    with lock_folder(Path("shared"), ""), pytest.raises(ValueError, match="another sweep is running in shared"):
+        sweep.run(SweepConfig(out=Path("shared")), [], [])

@@ -74,11 +74,7 @@ class Dataset:
         return self.store.normalizer(return_scale=self.task.environment.return_scale)
 
     def run_task(self, targets: Sequence[float] | None = None) -> RunTask:
-        """The task of a run that trains on this data.
-
-        Args:
-            targets: target returns in addition to the task's headline, which comes first. Default: the task's targets.
-        """
+        """The task of a run on this data. ``targets`` replaces all of the task's targets but the headline."""
         return self.task.run_task(
             targets,
             dataset=self.name,

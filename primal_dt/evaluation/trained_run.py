@@ -109,18 +109,10 @@ def describe_run(
     trained_for: RunTask | None = None,
     notes: tuple[str, ...] = (),
 ) -> Evaluation:
-    """The evaluation of a run: its episodes, and what a report says about the run.
+    """The evaluation of a run's checkpoint, whose episodes were run in ``task``.
 
-    Args:
-        config: the configuration of the training, as plain values.
-        task: the task in which the episodes were run.
-        episodes: the episodes.
-        step: the checkpoint's step.
-        checkpoint: the checkpoint's file.
-        mode: the inference mode.
-        curve: normalized returns at the headline target during training, by step.
-        trained_for: the task of the training, if it differs from ``task``.
-        notes: caveats for the reader.
+    ``config`` is the configuration of the training as plain values, ``curve`` its normalized returns at the headline
+    target by step, and ``trained_for`` its task, if that differs from ``task``.
     """
     return Evaluation(
         policy=config["model"]["attention"],

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, SupportsFloat
 
 import numpy as np
@@ -73,9 +72,7 @@ class Environments:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def reset(self, seeds: Sequence[int]) -> NDArray[np.floating]:

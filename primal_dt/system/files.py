@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["atomic_write", "check_writable", "remove_partial"]
+from filelock import FileLock, Timeout
+
+__all__ = ["atomic_write", "check_writable", "lock_folder", "remove_partial"]
 
 
 @contextmanager
@@ -42,6 +44,16 @@ def check_writable(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(existing))
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "no permission to write there", str(existing))
+
+
+@contextmanager
+def lock_folder(folder: Path, message: str) -> Iterator[None]:
+    """Keep other processes out of a folder. If one is in it, raise ValueError with this message."""
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(message) from error
 
 
 def remove_partial(folder: Path) -> None:

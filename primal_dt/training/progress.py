@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from tqdm import tqdm
 
@@ -61,10 +60,8 @@ class TrainingProgress:
         """Set the newest normalized return, shown from the next logging point on."""
         self._score = f"  score {value:.1f}"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
 

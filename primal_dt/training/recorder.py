@@ -3,8 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.task import RunTask
@@ -20,7 +19,7 @@ COMPARED = ("dataset", "attention", "seed", "rank", "eta")
 
 
 class Recorder:
-    """Context manager that logs points and saves checkpoints.
+    """Logs points and saves checkpoints.
 
     A point is logged before the checkpoint of its step is saved. A resumed run therefore finds all points up to the
     step of its newest checkpoint, wherever it was interrupted, and computes the later points again.
@@ -61,12 +60,8 @@ class Recorder:
             until_step=trainer.step - bool(pending),
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Flush and close all files."""
         self._log.close()
 
     @property

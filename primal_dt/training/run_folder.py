@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from primal_dt.config import Config, config_from_dict
 from primal_dt.data.names import folder_label
-from primal_dt.system.files import atomic_write, remove_partial
+from primal_dt.system.files import atomic_write, lock_folder, remove_partial
 from primal_dt.system.provenance import provenance
 from primal_dt.task import RunTask
 
@@ -78,13 +76,10 @@ def lock_run(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: if another process is training the run.
     """
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            for each in (folder, folder / "checkpoints"):
-                remove_partial(each)
-            yield
-    except Timeout as error:
-        raise ValueError(f"{folder} is being trained by another process") from error
+    with lock_folder(folder, f"{folder} is being trained by another process"):
+        for each in (folder, folder / "checkpoints"):
+            remove_partial(each)
+        yield
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
