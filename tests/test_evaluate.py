@@ -232,7 +232,9 @@ def test_another_version_needs_a_flag_and_gives_a_warning(run: Path, call: Call)
     assert "--allow-version-mismatch" in err
     out, _ = call(run, "--episodes", 1, "--env-id", "Hopper-v4", "--allow-version-mismatch", "--out", "report")
     assert "warning: primal-plus on" in out
-    assert "trained on data from Hopper-v5, evaluated in Hopper-v4" in Path("report/report.md").read_text()
+    page = Path("report/report.md").read_text()
+    assert "trained on data from Hopper-v5, evaluated in Hopper-v4" in page
+    assert "seed 0: trained for Hopper-v5, evaluated in Hopper-v4" in page
     _, err = call(run, "--env-id", "Walker2d-v5", "--allow-version-mismatch", code=1)
     assert "is trained for Hopper-v5 and cannot act in Walker2d-v5" in err
 

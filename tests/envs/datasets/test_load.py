@@ -15,11 +15,13 @@ import pytest
 
 from envs.behavior.recipes import Ingredient
 from envs.datasets import cache, sources
-from envs.datasets.load import load_dataset
+from envs.datasets.load import load_dataset, reload_dataset
 from envs.datasets.minari import minari_folder
 from envs.datasets.names import DatasetName
 from envs.errors import DataError
+from primal_dt.config import Config
 from primal_dt.data.trajectories import Trajectories
+from primal_dt.training.run_folder import DataPart, RunRecord
 from tests.envs.datasets.conftest import Server
 from tests.envs.files import NAME, cut_off_arrays, d4rl_arrays, recorded_episodes, write_d4rl, write_small_minari
 
@@ -248,6 +250,22 @@ def test_a_built_in_data_set_is_recorded_once(
     assert "recording primal/hopper/random-v0" in capfd.readouterr().err
     monkeypatch.setattr(sources, "builtin_recipe", fail)
     assert load_dataset("primal/hopper/random-v0").store.fingerprint == dataset.store.fingerprint
+
+
+def test_a_runs_data_reloads_from_a_path_with_a_plus_sign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "c++"
+    folder.mkdir()
+    for name, seed in (("a.hdf5", 0), ("b.hdf5", 1)):
+        write_d4rl(folder / name, d4rl_arrays(seed=seed), env_id="Hopper-v5")
+    monkeypatch.chdir(folder)
+    dataset = load_dataset("a.hdf5+b.hdf5")
+    parts = tuple(DataPart(part.name, str(part.path.resolve())) for part in dataset.parts)
+    record = RunRecord(Config(dataset=dataset.name), dataset.run_task(), parts, 1, "cpu", num_parameters=0)
+    monkeypatch.chdir(tmp_path)
+    assert reload_dataset(record).run_task() == dataset.run_task()
+    write_d4rl(folder / "b.hdf5", d4rl_arrays(seed=2), env_id="Hopper-v5")
+    with pytest.raises(DataError, match="has changed since the run"):
+        reload_dataset(record)
 
 
 # D4RL
