@@ -11,27 +11,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.encoder import Encoder, EncoderShape, classification_loss
+from benchmarks.encoder import Encoder, EncoderShape
+from benchmarks.published_encoder import build_encoder
+from primal_dt.attention import PenaltyReduction
 from primal_dt.system.files import atomic_write
 
 __all__ = [
     "LabeledBatch",
     "Losses",
+    "SavedRun",
     "Sequences",
     "accuracy",
-    "keep",
-    "keep_scores",
-    "kept_encoder",
-    "kept_scores",
+    "num_parameters",
+    "save_run",
+    "saved_encoder",
+    "saved_run",
     "spread",
     "update",
 ]
 
 CLIP = 4.0
-"""Maximum norm of the gradient. Usual norms are far below it; it only catches outliers."""
-FACTS, WEIGHTS = "encoder.json", "weights.pt"
+"""Maximum norm of the gradient: the published one of UEA."""
+RESULT, WEIGHTS = "encoder.json", "weights.pt"
 """Files of a finished run: its settings and scores, and its weights."""
 
 
@@ -39,9 +43,9 @@ class LabeledBatch(NamedTuple):
     """A batch of sequences, padded to one length, and their classes."""
 
     x: Tensor
-    """(B, L, ...), the input of the encoder's embedding."""
+    """(B, L, ...), the input of the encoder's embedding; (2B, L, ...) for pairs, the first of each pair first."""
     valid: Tensor | None
-    """(B, L) bool, True for real tokens; None if all tokens are real."""
+    """(B, L) or (2B, L) bool, True for real tokens; None if all tokens are real."""
     labels: Tensor
     """(B,) int64."""
 
@@ -54,10 +58,17 @@ class Sequences:
     """One tensor per sequence: (L,) uint8 for symbols, (L, channels) for a time series."""
     labels: Tensor
     """(number of sequences,) int64."""
+    others: Sequence[Tensor] | None = None
+    """The second sequence of each pair, if the task is to compare two sequences."""
 
     def batch(self, rows: Sequence[int], device: torch.device) -> LabeledBatch:
-        """Make a batch of the sequences at ``rows``, padded on the right to the longest of them."""
+        """Make a batch of the sequences at ``rows``, padded on the right to the longest of them.
+
+        Pairs take two rows of the batch: all first sequences come before all second ones.
+        """
         chosen = [self.tokens[row] for row in rows]
+        if self.others is not None:
+            chosen += [self.others[row] for row in rows]
         lengths = torch.tensor([len(tokens) for tokens in chosen])
         x = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
         x = x if x.is_floating_point() else x.long()
@@ -75,7 +86,7 @@ class Sequences:
     @property
     def longest(self) -> int:
         """Length of the longest sequence, in tokens."""
-        return max(len(tokens) for tokens in self.tokens)
+        return max(len(tokens) for tokens in (*self.tokens, *(self.others or ())))
 
 
 class Losses(NamedTuple):
@@ -83,22 +94,42 @@ class Losses(NamedTuple):
 
     total: Tensor
     penalty: Tensor
-    """``sum_l mean(J_l^2)``, computed even if its weight eta is zero."""
+    """The KSVD penalty, computed even if its weight eta is zero."""
     correct: Tensor
     """Number of sequences in the batch that were classified correctly."""
 
 
-def update(model: Encoder, optimizer: torch.optim.Optimizer, batch: LabeledBatch, *, eta: float) -> Losses:
-    """Make one training step."""
+def update(
+    model: Encoder,
+    optimizer: torch.optim.Optimizer,
+    batch: LabeledBatch,
+    *,
+    eta: float,
+    penalty: PenaltyReduction = "mean",
+    clip: float | None = CLIP,
+) -> Losses:
+    """Make one training step.
+
+    Args:
+        model: the encoder.
+        optimizer: its optimizer.
+        batch: the sequences and their classes.
+        eta: weight of the KSVD penalty.
+        penalty: how the penalties of several layers are combined.
+        clip: maximum norm of the gradient; None for no limit.
+    """
     output = model(batch.x, batch.valid, with_objective=True)
-    loss = classification_loss(output, batch.labels, eta=eta)
+    found = model.penalty(output, penalty)
+    loss = F.cross_entropy(output.logits, batch.labels)
+    if eta:  # without a weight, skip the backward pass through J
+        loss = loss + eta * found
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
-    penalty = sum((objective.detach().square().mean() for objective in output.objectives), loss.new_zeros(()))
     correct = (output.logits.detach().argmax(-1) == batch.labels).sum()
-    return Losses(loss.detach(), penalty, correct)
+    return Losses(loss.detach(), found.detach(), correct)
 
 
 @torch.inference_mode()
@@ -119,44 +150,52 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f}{deviation}"
 
 
-def keep(folder: Path, model: Encoder, facts: Mapping[str, Any], scores: Mapping[str, float]) -> None:
-    """Save a finished run: its weights, settings and scores.
+@dataclass(frozen=True)
+class SavedRun:
+    """The result of a finished run."""
 
-    Args:
-        folder: the run's folder.
-        model: the trained model.
-        facts: all settings that the result depends on.
-        scores: split -> accuracy in percent.
-    """
+    scores: Mapping[str, float]
+    """Split -> accuracy in percent."""
+    commit: str | None
+    """The commit of the code that trained it."""
+    num_parameters: int
+    epoch: int | None = None
+    """The epoch whose weights were tested, if it is not the last one."""
+
+
+def save_run(folder: Path, model: Encoder, settings: Mapping[str, Any], run: SavedRun) -> None:
+    """Save a finished run: its weights, all settings that its result depends on, and the result."""
     with atomic_write(folder / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
-    keep_scores(folder, facts, scores, shape=asdict(model.shape))  # written last: if it exists, the run is complete
+    content = {"settings": settings, "shape": asdict(model.shape), **asdict(run)}
+    with atomic_write(folder / RESULT) as file:  # written last: if it exists, the run is complete
+        file.write(json.dumps(content, indent=1).encode())
 
 
-def keep_scores(folder: Path, facts: Mapping[str, Any], scores: Mapping[str, float], **more: Any) -> None:
-    """Save the settings and scores of a finished run, without its weights."""
-    with atomic_write(folder / FACTS) as file:
-        file.write(json.dumps({"facts": facts, **more, "scores": scores}, indent=1).encode())
-
-
-def kept_scores(folder: Path, facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """Read the scores of a finished run with exactly these settings; None if there is none."""
-    path = folder / FACTS
+def saved_run(folder: Path, settings: Mapping[str, Any]) -> SavedRun | None:
+    """Read the result of a finished run with exactly these settings; None if there is none."""
+    path = folder / RESULT
     if not path.is_file():
         return None
     content = json.loads(path.read_text())
-    scores: dict[str, float] = content["scores"]
-    return scores if content["facts"] == json.loads(json.dumps(facts)) else None
+    if content["settings"] != json.loads(json.dumps(settings)):
+        return None
+    return SavedRun(content["scores"], content["commit"], content["num_parameters"], content["epoch"])
 
 
-def kept_encoder(folder: Path, embed: nn.Module) -> Encoder:
+def saved_encoder(folder: Path, embed: nn.Module) -> Encoder:
     """Load a trained encoder.
 
     Args:
         folder: the run's folder.
         embed: an embedding of the same shape as the trained one. Its weights are overwritten.
     """
-    shape = EncoderShape(**json.loads((folder / FACTS).read_text())["shape"])
-    model = Encoder(embed, shape)
+    shape = EncoderShape(**json.loads((folder / RESULT).read_text())["shape"])
+    model = build_encoder(embed, shape)
     model.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True, map_location="cpu"))
     return model.eval()
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -5,15 +5,26 @@ Axes: B batch, L tokens, D width, C classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_dt.attention import ATTENTION_KINDS, build_attention
+from primal_dt.attention import ATTENTION_KINDS, PenaltyReduction, build_attention, ksvd_penalty
+from primal_dt.attention.dropout import Dropout
 
-__all__ = ["PENALIZED", "STACKS", "Encoder", "EncoderOutput", "EncoderShape", "check_stacks", "classification_loss"]
+__all__ = [
+    "PENALIZED",
+    "STACKS",
+    "Encoder",
+    "EncoderBlock",
+    "EncoderOutput",
+    "EncoderShape",
+    "Network",
+    "check_stacks",
+]
+
+Network = Literal["ours", "uea", "lra"]
 
 PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
 STACKS = (
@@ -58,6 +69,10 @@ class EncoderShape:
     dropout: float = 0.1
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Kind of attention -> additional arguments of ``build_attention``."""
+    network: Network = "ours"
+    """The network: ``ours`` (:class:`Encoder`), or the published one of UEA or LRA (benchmarks.published_encoder)."""
+    is_pair: bool = False
+    """Whether an input is a pair of sequences to be compared."""
 
     def __post_init__(self) -> None:
         if self.attention not in STACKS:
@@ -100,9 +115,9 @@ class EncoderBlock(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(shape.width, shape.mlp_width),
             nn.GELU(),
-            nn.Dropout(shape.dropout),
+            Dropout(shape.dropout),
             nn.Linear(shape.mlp_width, shape.width),
-            nn.Dropout(shape.dropout),
+            Dropout(shape.dropout),
         )
 
     def forward(self, x: Tensor, valid: Tensor | None, *, with_objective: bool) -> tuple[Tensor, Tensor | None]:
@@ -120,37 +135,67 @@ class Encoder(nn.Module):
         shape: the shape of the rest.
     """
 
+    block_type: type[EncoderBlock] = EncoderBlock
+
     def __init__(self, embed: nn.Module, shape: EncoderShape) -> None:
         super().__init__()
         self.shape = shape
         self.embed = embed
         self.positions = nn.Parameter(torch.empty(shape.max_length, shape.width))
         nn.init.normal_(self.positions, std=0.02)
-        self.dropout = nn.Dropout(shape.dropout)
-        self.blocks = nn.ModuleList(EncoderBlock(kind, shape) for kind in shape.layer_kinds)
+        self.dropout = Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(self.block_type(kind, shape) for kind in shape.layer_kinds)
         self.final_norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.num_classes)
+        self.head = self._build_head()
 
     def forward(self, x: Tensor, valid: Tensor | None = None, *, with_objective: bool = False) -> EncoderOutput:
         """Classify a batch of sequences.
 
         Args:
-            x: input of ``embed``, (B, L, ...). Padding may have any finite values.
+            x: input of ``embed``, (B, L, ...). Padding may have any finite values. If the shape says ``is_pair``,
+                (2B, L, ...), the first sequence of each pair in the first half.
             valid: (B, L) bool, True for real tokens; None if all tokens are real.
             with_objective: also return J of the layers that have one.
         """
-        tokens: Tensor = self.embed(x)  # (B, L, D)
-        if tokens.shape[1] > self.shape.max_length:
-            raise ValueError(
-                f"the sequence has {tokens.shape[1]} tokens, more than max_length ({self.shape.max_length})"
-            )
-        tokens = self.dropout(tokens + self.positions[: tokens.shape[1]])
+        tokens = self.dropout(self._embed(x))  # (B, L, D)
         objectives: list[Tensor] = []
         for block in self.blocks:
             tokens, objective = block(tokens, valid, with_objective=with_objective)
             if objective is not None:
                 objectives.append(objective)
-        return EncoderOutput(self.head(masked_mean(self.final_norm(tokens), valid)), objectives)
+        return EncoderOutput(self._classify(self.final_norm(tokens), valid), objectives)
+
+    def penalty(self, output: EncoderOutput, reduction: PenaltyReduction = "mean") -> Tensor:
+        """The KSVD penalty: the mean, or the sum, over layers of ``mean(J^2)``; zero if no layer has a J."""
+        return ksvd_penalty(output.objectives, reduction, like=output.logits)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """The input -> tokens with positions, (B, L, D)."""
+        tokens: Tensor = self.embed(x)
+        if tokens.shape[1] > self.shape.max_length:
+            raise ValueError(
+                f"the sequence has {tokens.shape[1]} tokens, more than max_length ({self.shape.max_length})"
+            )
+        return tokens + self.positions[: tokens.shape[1]]
+
+    def _build_head(self) -> nn.Module:
+        return nn.Linear(self.features, self.shape.num_classes)
+
+    @property
+    def features(self) -> int:
+        """Width of what the classifier gets: one sequence's mean, or four combinations of the means of a pair."""
+        return (4 if self.shape.is_pair else 1) * self.shape.width
+
+    def _classify(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
+        """Normalized tokens (B, L, D) -> class scores (B, C)."""
+        return self.head(self._compare(masked_mean(tokens, valid)))
+
+    def _compare(self, pooled: Tensor) -> Tensor:
+        """(B, D) as it is; for pairs, (2B, D) -> (B, 4D): both, their product and their difference, as published."""
+        if not self.shape.is_pair:
+            return pooled
+        first, second = pooled.chunk(2)
+        return torch.cat((first, second, first * second, first - second), -1)
 
 
 def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -159,11 +204,3 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
         return x.mean(1)
     total = x.masked_fill(~valid[..., None], 0.0).sum(1)
     return total / valid.sum(1, keepdim=True).clamp(min=1)
-
-
-def classification_loss(output: EncoderOutput, labels: Tensor, *, eta: float) -> Tensor:
-    """Cross-entropy plus ``eta * sum_l mean(J_l^2)``."""
-    loss = F.cross_entropy(output.logits, labels)
-    if eta == 0:  # skips the backward pass through J
-        return loss
-    return loss + eta * sum(objective.square().mean() for objective in output.objectives)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from primal_dt.attention.feature_maps import ExponentialMap
 from primal_dt.attention.layer import Positions, at_least_float32, check_mask, check_tensor, select
-from primal_dt.attention.primal import FeatureMapName, PrimalAttention
+from primal_dt.attention.primal import FeatureMapName, PrimalAttention, PrimalInit, ScoreNames
 
 __all__ = ["CausalPrimalAttention", "PrimalState", "PrimalWindow"]
 
@@ -67,6 +67,8 @@ class CausalPrimalAttention(PrimalAttention):
         rank: int = 32,
         feature_map: FeatureMapName = "cosine",
         data_dependent: bool = False,
+        scores: ScoreNames = "both",
+        init: PrimalInit = "unit",
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
@@ -81,6 +83,8 @@ class CausalPrimalAttention(PrimalAttention):
             rank=rank,
             feature_map=feature_map,
             data_dependent=False,
+            scores=scores,
+            init=init,
             dropout=dropout,
             bias=bias,
         )

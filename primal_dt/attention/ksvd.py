@@ -3,14 +3,17 @@
 Axes: B batch, L tokens, H heads, R rank. An axis of size 2 holds e first, r second.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from primal_dt.attention.layer import at_least_float32
 
-__all__ = ["ksvd_objective"]
+__all__ = ["PenaltyReduction", "ksvd_objective", "ksvd_penalty"]
+
+PenaltyReduction = Literal["mean", "sum"]
 
 
 def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | None) -> Tensor:
@@ -36,6 +39,30 @@ def ksvd_objective(scores: Tensor, lam: Tensor, trace: Tensor, valid: Tensor | N
     per_head = 0.5 * (lam.to(dtype)[:, None] * energy / count).sum(-1) - trace.to(dtype)  # (H, B)
     objective = per_head.mean(0)  # (B,)
     return objective if valid is None else objective.masked_fill(~valid.any(1), 0.0)
+
+
+def ksvd_penalty(objectives: Iterable[Tensor], reduction: PenaltyReduction = "mean", *, like: Tensor) -> Tensor:
+    """``mean_l mean_b(J_lb^2)``: the penalty of some layers, to be multiplied by eta.
+
+    The mean over layers is that of the published code, and of the values of eta published for PrimalFormer. The paper's
+    equation 10 has the sum. For a single layer, as in Primal.+, the two are equal.
+
+    Args:
+        objectives: J (B,) of each layer that has one.
+        reduction: ``mean`` or ``sum`` over the layers.
+        like: a tensor whose device and dtype the zero has that is returned if there are no objectives.
+    """
+    penalties = [objective.square().mean() for objective in objectives]
+    if not penalties:
+        return like.new_zeros(())
+    return reduce_layers(torch.stack(penalties), reduction)
+
+
+def reduce_layers(penalties: Tensor, reduction: PenaltyReduction) -> Tensor:
+    """(number of layers,) -> the penalty of the model."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
+    return penalties.mean() if reduction == "mean" else penalties.sum()
 
 
 def sum_of_squares(scores: Tensor) -> Tensor:

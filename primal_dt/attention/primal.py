@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from primal_dt.attention.feature_maps import CosineMap, ExponentialMap, FeatureMap
 from primal_dt.attention.ksvd import ksvd_objective
-from primal_dt.attention.layer import AttentionLayer, Positions, at_least_float32, select
+from primal_dt.attention.layer import AttentionLayer, AttentionOutput, Positions, at_least_float32, select
 from primal_dt.attention.padding import spread_rows
 
-__all__ = ["FeatureMapName", "PrimalAttention"]
+__all__ = ["FeatureMapName", "PrimalAttention", "PrimalInit", "ScoreNames"]
 
 FeatureMapName = Literal["cosine", "exponential"]
+PrimalInit = Literal["unit", "orthonormal"]
+ScoreNames = Literal["both", "e", "r"]
+SCORES: dict[ScoreNames, slice] = {"both": slice(0, 2), "e": slice(0, 1), "r": slice(1, 2)}
+"""Name -> which entries of an axis (e, r) the output is made of."""
 
 
 class _Weights(NamedTuple):
@@ -36,7 +40,7 @@ class PrimalAttention(AttentionLayer):
 
     ``J``, returned with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2). To train toward one, add
     ``eta * J.square().mean()`` to the loss. Lambda is learned through J alone. If J is not in the loss, call
-    ``layer.lam.requires_grad_(False)`` so that DistributedDataParallel does not wait for its gradient.
+    :meth:`freeze_unpenalized`, so that DistributedDataParallel does not wait for gradients that never come.
 
     Tokens interact through data-dependent weights ``W_{e|X} = X'^T W_e``, where X' holds some rows of the sequence
     itself. They are the default, as in the paper's bidirectional experiments. With data-independent weights and the
@@ -47,10 +51,18 @@ class PrimalAttention(AttentionLayer):
 
     * Lambda is ``|lam|`` with slope one at zero: it is nonnegative, and its gradient vanishes nowhere.
       (The published code learns the square root of Lambda, which cannot leave zero.)
-    * ``e_weight`` and ``r_weight`` start with orthonormal columns in each head (orthonormal rows, if there are fewer
-      rows than columns), like singular vectors. (The published code applies ``orthogonal_`` to the 3-D tensor, which
-      orthogonalizes the heads.)
+    * ``e_weight`` and ``r_weight`` start with orthogonal columns of equal length in each head (orthogonal rows, if there
+      are fewer rows than columns), like singular vectors, and with the published Frobenius norm of 1 per head. (The
+      published code applies ``orthogonal_`` to the 3-D tensor, which gives the heads that norm, and makes the heads
+      orthogonal to each other instead of the columns.)
     * Data-dependent weights use evenly spaced rows of the *valid* part of each sequence.
+
+    **Cross-attention.** With ``keys``, a second sequence (z_j), the kernel is ``K_ij = <f(Z) phi_q(x_i), f(Z) phi_k(z_j)>``,
+    an L x M matrix, and f takes rows of Z. Its KSVD has left scores e(x_i) at the queries and right scores r(z_j) at the
+    keys: a query has no right score. So the output is made of e alone, as in the dual form of canonical attention
+    (``e(x) = sum_j h_j K(x, z_j)``), and the layer must be built with ``scores="e"``. r enters J, whose two means run over
+    the queries and over the keys. J is zero at a KSVD with ``Lambda = n S^-1``, n the harmonic mean of L and M, and S the
+    singular values.
 
     Args:
         width: D, the width of the input and the output.
@@ -61,11 +73,14 @@ class PrimalAttention(AttentionLayer):
         rank_multi: with data-dependent weights, ``N = rank * rank_multi``. A sequence with n < N tokens uses the first
             n rows of the weights.
         max_rows: with data-dependent weights, an upper limit on N, such as the length of your longest sequence.
+        scores: the scores that the output is made of: ``both``, or only ``e`` (left) or ``r`` (right). J has both.
+        init: ``unit``: e_weight and r_weight start with Frobenius norm 1 in each head, as published. ``orthonormal``: with
+            orthonormal columns, norm ``sqrt(min(rows, R))``; J then starts about a hundred times larger.
         dropout: dropout probability after the output projection.
         bias: whether the linear maps have biases.
     """
 
-    shown_options: ClassVar[tuple[str, ...]] = ("rank", "data_dependent", "num_rows")
+    shown_options: ClassVar[tuple[str, ...]] = ("rank", "data_dependent", "num_rows", "scores")
     _causal: ClassVar[bool] = False
 
     def __init__(
@@ -78,6 +93,8 @@ class PrimalAttention(AttentionLayer):
         data_dependent: bool = True,
         rank_multi: int = 10,
         max_rows: int | None = None,
+        scores: ScoreNames = "both",
+        init: PrimalInit = "unit",
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
@@ -88,7 +105,13 @@ class PrimalAttention(AttentionLayer):
             raise ValueError(f"rank_multi ({rank_multi}) must be at least 1")
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows ({max_rows}) must be at least 1")
+        if scores not in SCORES:
+            raise ValueError(f"scores must be one of {', '.join(SCORES)}, not {scores!r}")
+        if init not in ("unit", "orthonormal"):
+            raise ValueError(f"init must be 'unit' or 'orthonormal', not {init!r}")
         self.rank = rank
+        self.scores = scores
+        self.init = init
         self.data_dependent = data_dependent
         self.feature_map = self._build_feature_map(feature_map)
         self.query_key = nn.Linear(width, 2 * width, bias=bias)  # W_q over W_k
@@ -99,23 +122,96 @@ class PrimalAttention(AttentionLayer):
         self.e_weight = nn.Parameter(torch.empty(num_heads, self.num_rows, rank))  # W_e
         self.r_weight = nn.Parameter(torch.empty(num_heads, self.num_rows, rank))  # W_r
         self.lam = nn.Parameter(torch.empty(num_heads, rank))  # Lambda = |lam|
-        self.merge = nn.Linear(2 * rank, self.head_width, bias=bias)
+        self.merge = nn.Linear(2 * rank if scores == "both" else rank, self.head_width, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         if isinstance(self.feature_map, ExponentialMap):
             self.feature_map.reset_parameters()
+        gain = min(self.num_rows, self.rank) ** -0.5 if self.init == "unit" else 1.0
         for head in (*self.e_weight.unbind(), *self.r_weight.unbind()):
-            nn.init.orthogonal_(head)
+            nn.init.orthogonal_(head, gain)
         with torch.no_grad():
             # The square of U[0, 1), as the published code initializes Lambda.
             self.lam.uniform_().square_()
+
+    def freeze_unpenalized(self) -> None:
+        """Freeze the parameters that only J depends on: Lambda, and the weights of scores that are not in the output."""
+        self.lam.requires_grad_(False)
+        self.e_weight.requires_grad_(self.scores != "r")
+        self.r_weight.requires_grad_(self.scores != "e")
 
     @property
     def lambda_(self) -> Tensor:
         """(H, R), the diagonal of Lambda. At zero its gradient is one; that of ``torch.abs`` is zero."""
         return torch.where(self.lam < 0, -self.lam, self.lam)
+
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        *,
+        positions: Positions = None,
+        with_objective: bool = False,
+        keys: Tensor | None = None,
+        keys_valid: Tensor | None = None,
+    ) -> AttentionOutput:
+        """Compute self-attention, as in the base class, or cross-attention.
+
+        Args:
+            x: (B, L, D), the input tokens; with ``keys``, the queries.
+            valid: (B, L) bool, True for real tokens; None if all tokens are real.
+            positions: the M tokens to compute outputs for.
+            with_objective: also return J.
+            keys: (B, M, D), the tokens to attend to, for cross-attention. The layer must have ``scores="e"``, the cosine
+                map and data-dependent weights, and must not be causal.
+            keys_valid: (B, M) bool, True for real keys; None if all keys are real.
+
+        Returns:
+            The output (B, L, D) at the chosen positions, and J (B,) or None.
+        """
+        if keys is None:
+            if keys_valid is not None:
+                raise ValueError("keys_valid is given without keys")
+            return super().forward(x, valid, positions=positions, with_objective=with_objective)
+        self._require_cross()
+        x = self._clear_padding(x, valid, positions)
+        keys = self._clear_padding(keys, keys_valid)
+        if keys.shape[0] != x.shape[0]:
+            raise ValueError(f"keys (batch size {keys.shape[0]}) must have the batch size of x ({x.shape[0]})")
+        weights = self._weights(keys, keys_valid)
+        e, r = (self._side(side, tokens, weights) for side, tokens in enumerate((x, keys)))  # (1, H, B, L or M, R)
+        objective = None
+        if with_objective:  # J is the sum of one half for each side
+            half_trace = self._trace(weights.used) / 2
+            halves = ((e, valid), (r, keys_valid))
+            left, right = (ksvd_objective(scores, self.lambda_, half_trace, seen) for scores, seen in halves)
+            objective = left + right
+            for seen in (valid, keys_valid):
+                objective = objective if seen is None else objective.masked_fill(~seen.any(1), 0.0)
+        hidden = self._merge(e if positions is None else e[:, :, :, positions])
+        return AttentionOutput(self._emit(hidden, None if valid is None else select(valid, positions)), objective)
+
+    def _require_cross(self) -> None:
+        """Raise a ValueError unless the layer supports cross-attention."""
+        if self.causal:
+            raise ValueError("keys are for bidirectional layers: a causal layer attends to its own prefix")
+        if self.scores != "e":
+            raise ValueError(f"cross-attention needs scores='e', not {self.scores!r}: a query has no right score")
+        if not self.data_dependent or not isinstance(self.feature_map, CosineMap):
+            raise ValueError(
+                "cross-attention needs data_dependent=True and the cosine map: otherwise the queries do not see the keys, "
+                "or the normalizer of a key is not defined"
+            )
+
+    def _side(self, side: int, tokens: Tensor, weights: _Weights) -> Tensor:
+        """Scores (1, H, B, L, R) of one side: e of the queries (0), or r of the keys (1)."""
+        rows = slice(side * self.width, (side + 1) * self.width)
+        bias = self.query_key.bias
+        z = F.linear(tokens, self.query_key.weight[rows], None if bias is None else bias[rows])
+        phi = self.feature_map(z.unflatten(-1, (1, self.num_heads, self.head_width)), None)  # (B, L, 1, H, P)
+        return self._scores(phi, weights._replace(projections=weights.projections[side : side + 1]))
 
     def _attend(
         self, x: Tensor, valid: Tensor | None, positions: Positions, with_objective: bool
@@ -199,13 +295,14 @@ class PrimalAttention(AttentionLayer):
         return torch.einsum(equation, phi, weights.projections.to(phi.dtype))
 
     def _merge(self, scores: Tensor) -> Tensor:
-        """e, r (2, H, B, M, R) -> ``[e; r]`` mapped to (B, M, H, P), without concatenating e and r.
+        """e, r (2, H, B, M, R), or e alone (1, H, B, M, R) -> ``[e; r]`` or its half, mapped to (B, M, H, P).
 
-        The linear map is applied in two halves, so hooks on ``merge`` do not fire.
+        e and r are not concatenated: the linear map is applied in parts, so hooks on ``merge`` do not fire.
         """
         _, H, B, M, _ = scores.shape
-        e, r = scores.to(self.merge.weight.dtype).flatten(1, 3).unbind()  # (H B M, R) each
-        e_map, r_map = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
-        merged = F.linear(e, e_map, self.merge.bias)  # (H B M, P)
-        merged = merged.addmm_(r.to(merged.dtype), r_map.T.to(merged.dtype))  # in place: addmm would copy merged first
+        shown = scores[SCORES[self.scores]].to(self.merge.weight.dtype).flatten(1, 3)  # (1 or 2, H B M, R)
+        maps = self.merge.weight.split(self.rank, dim=1)  # (P, R) each
+        merged = F.linear(shown[0], maps[0], self.merge.bias)  # (H B M, P)
+        if self.scores == "both":  # in place: addmm would copy merged first
+            merged = merged.addmm_(shown[1].to(merged.dtype), maps[1].T.to(merged.dtype))
         return merged.unflatten(0, (H, B, M)).permute(1, 2, 0, 3)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_dt.attention.build import build_attention
+from primal_dt.attention.ksvd import PenaltyReduction, ksvd_penalty
 from primal_dt.attention.layer import AttentionLayer
 
 __all__ = ["KsvdPenalty", "replace_attention"]
@@ -21,19 +22,21 @@ OUTPUT_PROJECTIONS = {"BertLayer": "attention.output.dense"}
 
 
 class KsvdPenalty:
-    """``penalty()`` returns ``sum_l mean(J_l^2)`` of the last forward pass in training mode.
+    """``penalty()`` returns ``mean_l mean(J_l^2)`` of the last forward pass in training mode.
 
-    Add it to the loss: ``loss + eta * penalty()``.
+    Add it to the loss: ``loss + eta * penalty()``. The mean over layers is that of the published code; ``reduction="sum"``
+    is the paper's equation. They are equal for a single layer.
     """
 
-    def __init__(self, layers: "dict[str, _Replacement]") -> None:
+    def __init__(self, layers: "dict[str, _Replacement]", reduction: PenaltyReduction = "mean") -> None:
         self._layers = layers
+        self.reduction = reduction
 
     @classmethod
-    def of(cls, model: nn.Module) -> "KsvdPenalty":
+    def of(cls, model: nn.Module, reduction: PenaltyReduction = "mean") -> "KsvdPenalty":
         """The penalty of all replaced layers of a model, for a copied model or one replaced in several calls."""
         parts = {name: _replacement_in(layer) for name, layer in _layers_of(model).items()}
-        return cls({name: part for name, part in parts.items() if part is not None})
+        return cls({name: part for name, part in parts.items() if part is not None}, reduction)
 
     @property
     def layers(self) -> dict[str, AttentionLayer]:
@@ -55,12 +58,11 @@ class KsvdPenalty:
                 "no forward pass in training mode, with gradients, since the last call of the penalty: "
                 "call it once after each forward pass"
             )
-        total = next(iter(self.layers.values())).output.weight.new_zeros(())
+        found = [replacement.objective for replacement in self._layers.values() if replacement.objective is not None]
         for replacement in self._layers.values():
-            if replacement.objective is not None:
-                total = total + replacement.objective.square().mean()
             replacement.objective, replacement.passed = None, False
-        return total
+        weight = next(iter(self.layers.values())).output.weight
+        return ksvd_penalty(found, self.reduction, like=weight)
 
 
 class _Replacement(nn.Module):
@@ -164,7 +166,12 @@ def _valid_from_attention_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def replace_attention(
-    model: nn.Module, layers: Iterable[int] = (-1,), *, kind: str = "primal", **options: Any
+    model: nn.Module,
+    layers: Iterable[int] = (-1,),
+    *,
+    kind: str = "primal",
+    reduction: PenaltyReduction = "mean",
+    **options: Any,
 ) -> KsvdPenalty:
     """Replace attention layers of a model, in place. The new layers have new weights; all other weights stay.
 
@@ -175,6 +182,7 @@ def replace_attention(
         model: the model, changed in place.
         layers: indices of the Transformer layers, counted from the first; negative indices count from the last.
         kind: attention kind, as for :func:`build_attention`. The new layers are bidirectional.
+        reduction: how the penalties of several layers are combined: ``mean``, as published, or ``sum``.
         options: options of the kind, such as ``rank=32, rank_multi=10``.
 
     Returns:
@@ -195,7 +203,7 @@ def replace_attention(
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = module.enable_nested_tensor = False  # our layers take padded tensors
-    return KsvdPenalty(replaced)
+    return KsvdPenalty(replaced, reduction)
 
 
 def _layers_of(model: nn.Module) -> dict[str, nn.Module]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from primal_dt.attention.dropout import Dropout
 from primal_dt.attention.layer import AttentionOutput, DualAttention, Positions, select
 from primal_dt.attention.padding import attention_mask
 
@@ -24,21 +25,25 @@ def softmax_mix(
     *,
     causal: bool,
     fused: bool = True,
-    dropout: float = 0.0,
+    dropout: Dropout | None = None,
 ) -> Tensor:
     """``softmax(q k' / sqrt(P)) v``, by a fused kernel or with the M x L matrix in memory.
 
     q (B, H, M, P) at the chosen positions, k (B, H, L, P), v (B, H, L, V) -> (B, H, M, V).
     """
+    dropped = dropout.p if dropout is not None and dropout.training else 0.0
+    # On a CPU torch has no fused kernel with dropout, and its masks would not come from the generator of this thread.
+    fused = fused and not (dropped and q.device.type == "cpu")
     if fused and causal and valid is None and positions is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropped)
     mask = attention_mask(k[:, 0], valid, positions, causal=causal)
     if fused:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped)
     scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, M, L)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return F.dropout(scores.softmax(-1), dropout) @ v
+    weights = scores.softmax(-1)
+    return (weights if dropout is None else dropout(weights)) @ v
 
 
 class SoftmaxAttention(DualAttention):
@@ -46,7 +51,8 @@ class SoftmaxAttention(DualAttention):
 
     Args:
         fused: use ``scaled_dot_product_attention``; otherwise compute the attention matrix in memory.
-        attention_dropout: dropout probability of the attention weights; ``dropout`` is after the output projection.
+        attention_dropout: dropout probability of the attention weights; ``dropout`` is after the output projection. On a
+            CPU, training with it computes the attention matrix in memory.
         right_padded: for causal layers, a promise that padding comes after all real tokens and holds finite numbers.
             Real tokens then never see padding, and the layer omits the mask. This is faster, and on a GPU it allows the
             fused kernel that takes no mask. Outputs at padding are not set to zero.
@@ -74,6 +80,7 @@ class SoftmaxAttention(DualAttention):
             raise ValueError("right_padded=True is for causal layers: in other layers every token sees the padding")
         self.fused = fused
         self.attention_dropout = attention_dropout
+        self.weight_dropout = Dropout(attention_dropout)
         self.right_padded = right_padded
 
     def forward(
@@ -93,8 +100,9 @@ class SoftmaxAttention(DualAttention):
     ) -> tuple[Tensor, Tensor | None]:
         q = self._split(self.query(select(x, positions)))  # (B, H, M, P), at the chosen positions only
         k, v = self._split(self.key(x)), self._split(self.value(x))  # (B, H, L, P)
-        dropout = self.attention_dropout if self.training else 0.0
-        mixed = softmax_mix(q, k, v, valid, positions, causal=self.causal, fused=self.fused, dropout=dropout)
+        mixed = softmax_mix(
+            q, k, v, valid, positions, causal=self.causal, fused=self.fused, dropout=self.weight_dropout
+        )
         return mixed.transpose(1, 2), None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,14 +116,15 @@ class SoftmaxAttention(DualAttention):
             q: (B, H, M, P), queries of the tokens to compute outputs for.
             k: (B, H, L, P), keys of the tokens that they may attend to.
             v: (B, H, L, P), values of the same tokens.
-            seen: (M, L) bool, True where a query attends to a key; None for causal attention within one sequence. With
-                a mask, the M x L matrix is in memory: M should be small, where torch's fused kernel is slower.
+            seen: bool, (M, L) or any shape that broadcasts to (B, H, M, L), True where a query attends to a key; None for
+                causal attention within one sequence. With a mask, the M x L matrix is in memory: M should be small,
+                where torch's fused kernel is slower.
         """
         if seen is None:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = softmax_mix(q, k, v, None, None, causal=True, fused=self.fused, dropout=self.weight_dropout)
         else:
             scores = ((q * q.shape[-1] ** -0.5) @ k.mT).masked_fill_(~seen, float("-inf"))  # (B, H, M, L)
-            mixed = scores.softmax(-1) @ v
+            mixed = self.weight_dropout(scores.softmax(-1)) @ v
         return self._emit(mixed.transpose(1, 2), None)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:

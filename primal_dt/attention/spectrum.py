@@ -1,13 +1,17 @@
-"""Singular values of kernel matrices, which show how low the rank of an attention layer is (Figure 1 of the paper).
+"""What kernel matrices show of an attention layer: how low its rank is, and how different its heads are.
+
+The spectra are those of Figure 1 of the Primal-Attention paper. The distance between heads is after "A Primal-Dual
+Framework for Transformers and Neural Networks" (ICLR 2023).
 
 Axes: B batch, H heads, L tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from primal_dt.attention.layer import AttentionLayer, at_least_float32
@@ -16,7 +20,9 @@ from primal_dt.attention.padding import valid_counts
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Spectrum", "layer_spectrum", "model_spectra", "plot_spectra"]
+__all__ = ["Spectrum", "head_distance", "layer_spectrum", "model_head_distances", "model_spectra", "plot_spectra"]
+
+Result = TypeVar("Result")
 
 
 class Spectrum(NamedTuple):
@@ -62,17 +68,62 @@ def layer_spectrum(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None
 
 
 @torch.no_grad()
+def head_distance(layer: AttentionLayer, x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """``mean_{h < g} || K_h / ||K_h||_F - K_g / ||K_g||_F ||_F``: the mean L2 distance between the heads of a layer.
+
+    K_h is the kernel matrix of head h. The distance is 0 for equal heads, sqrt(2) for orthogonal ones (such as
+    heads that never attend to the same token), at most 2. A low value means redundant heads.
+
+    The ICLR 2023 paper measures redundancy by the mean L2 distance between heads. Two choices are this library's: the
+    distance is between kernel matrices, not outputs, and each is divided by its Frobenius norm, so that kinds whose
+    kernels differ in scale are comparable.
+
+    Args:
+        layer: an attention layer with at least two heads.
+        x: (B, L, D), the input tokens.
+        valid: (B, L) bool, True for real tokens; None if all tokens are real.
+
+    Returns:
+        (B,), the distance in each sequence; 0 in a sequence without real tokens.
+    """
+    matrix = layer.kernel_matrix(x, valid)  # (B, H, L, L)
+    H = matrix.shape[1]
+    if H < 2:
+        raise ValueError(f"num_heads ({H}) must be at least 2: the distance is between pairs of heads")
+    flat = matrix.to(at_least_float32(matrix.dtype)).flatten(2)  # (B, H, L * L)
+    unit = F.normalize(flat, dim=-1, eps=torch.finfo(flat.dtype).tiny)
+    # By differences, since in ||a||^2 + ||b||^2 - 2 <a, b> rounding errors exceed small distances.
+    distances = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")  # (B, H, H)
+    return distances.sum((1, 2)) / (H * (H - 1))  # each pair counts twice, and the diagonal is zero
+
+
 def model_spectra(model: nn.Module, *inputs: object, **named_inputs: object) -> dict[str, Spectrum]:
     """Compute the spectrum of every attention layer in a model, by name, for the tokens it gets in ``model(*inputs)``.
 
     If a layer is called several times, the last call counts.
     """
-    spectra: dict[str, Spectrum] = {}
+    return _apply_to_layers(layer_spectrum, model, inputs, named_inputs)
+
+
+def model_head_distances(model: nn.Module, *inputs: object, **named_inputs: object) -> dict[str, Tensor]:
+    """Compute the head distance of every attention layer in a model, as :func:`model_spectra` does the spectrum."""
+    return _apply_to_layers(head_distance, model, inputs, named_inputs)
+
+
+@torch.no_grad()
+def _apply_to_layers(
+    function: Callable[[AttentionLayer, Tensor, Tensor | None], Result],
+    model: nn.Module,
+    inputs: tuple[object, ...],
+    named_inputs: dict[str, object],
+) -> dict[str, Result]:
+    """Call the model, and ``function(layer, x, valid)`` for each attention layer in it: layer name -> result."""
+    results: dict[str, Result] = {}
 
     def watch(name: str, layer: AttentionLayer) -> torch.utils.hooks.RemovableHandle:
         def compute(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
             call = dict(zip(("x", "valid"), args, strict=False)) | kwargs
-            spectra[name] = layer_spectrum(layer, call["x"], call.get("valid"))
+            results[name] = function(layer, call["x"], call.get("valid"))
 
         return layer.register_forward_pre_hook(compute, with_kwargs=True)
 
@@ -82,7 +133,7 @@ def model_spectra(model: nn.Module, *inputs: object, **named_inputs: object) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return spectra
+    return results
 
 
 def plot_spectra(spectra: Mapping[str, Spectrum], path: Path | str | None = None) -> "Figure":

@@ -1,5 +1,6 @@
-"""Spectra have the singular values of kernel matrices, and their summaries are right."""
+"""Spectra have the singular values of kernel matrices; head distances are those of the definition."""
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -8,21 +9,41 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from primal_dt.attention import Spectrum, build_attention, layer_spectrum, model_spectra, plot_spectra
+from primal_dt.attention import (
+    Spectrum,
+    build_attention,
+    head_distance,
+    layer_spectrum,
+    model_head_distances,
+    model_spectra,
+    plot_spectra,
+)
 
-from .kinds import all_variants, make_layer, make_sequences, pad
+from .kinds import SIDES, all_variants, make_layer, make_sequences, pad
+
+
+class Fixed(nn.Module):
+    """A layer with a given kernel matrix (B, H, L, L)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.matrix
 
 
 def spectrum_of(*values: float, num_tokens: int | None = None) -> Spectrum:
     """The spectrum of a layer with this diagonal as its kernel matrix."""
-
-    class Diagonal(nn.Module):
-        def kernel_matrix(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-            return torch.diag(torch.tensor(values, dtype=torch.float64))[None, None]
-
     n = len(values)
+    matrix = torch.diag(torch.tensor(values, dtype=torch.float64))[None, None]
     valid = None if num_tokens is None else (torch.arange(n) < num_tokens)[None]
-    return layer_spectrum(Diagonal(), torch.zeros(1, n, 4), valid)  # type: ignore[arg-type]
+    return layer_spectrum(Fixed(matrix), torch.zeros(1, n, 4), valid)  # type: ignore[arg-type]
+
+
+def distance_of(matrix: Tensor) -> Tensor:
+    """The head distance of a layer with this kernel matrix (B, H, L, L)."""
+    return head_distance(Fixed(matrix), torch.zeros(len(matrix), matrix.shape[-1], 4))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +93,68 @@ def test_the_spectrum_is_that_of_the_kernel_matrix(name: str, causal: bool) -> N
     assert (spectrum.effective_rank >= 1 - 1e-9).all()
 
 
+EYE, SWAP = torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64).flip(0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "distance"),
+    [
+        ((EYE, 3 * EYE), 0),
+        ((EYE, SWAP), math.sqrt(2)),
+        ((EYE, -2 * EYE), 2),
+        ((EYE, EYE, SWAP), 2 * math.sqrt(2) / 3),
+        ((EYE, EYE + SWAP), math.sqrt(2 - math.sqrt(2))),  # 45 degrees
+        ((0 * EYE, 0 * EYE), 0),
+    ],
+)
+def test_head_distance_of_known_matrices(heads: tuple[Tensor, ...], distance: float) -> None:
+    assert distance_of(torch.stack(heads)[None]).item() == pytest.approx(distance)
+
+
+def test_equal_heads_have_distance_zero() -> None:
+    layer = make_layer("softmax", causal=True, dtype=torch.float32)
+    for projection in (layer.query, layer.key):
+        first = projection.weight.data[: layer.head_width]
+        projection.weight.data = first.repeat(layer.num_heads, 1)
+        projection.bias.data.zero_()
+    x = torch.stack(make_sequences(7, 7, dtype=torch.float32))
+    assert (head_distance(layer, x) < 1e-6).all()
+
+
+@all_variants
+def test_head_distance_equals_a_loop_over_pairs(name: str, causal: bool) -> None:
+    layer = make_layer(name, causal)
+    sequences = make_sequences(8, 5)
+    x, valid = pad(sequences, 10, "left")
+    expected = []
+    for sequence in sequences:
+        heads = [K / K.norm() for K in layer.kernel_matrix(sequence[None]).detach()[0]]
+        pairs = [(K - G).norm().item() for K, G in itertools.combinations(heads, 2)]
+        expected.append(sum(pairs) / len(pairs))
+    assert head_distance(layer, x, valid).tolist() == pytest.approx(expected)
+    assert min(expected) > 0.01
+
+
+def test_head_distance_ignores_the_order_of_heads() -> None:
+    matrix = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = distance_of(matrix)
+    for order in itertools.permutations(range(4)):
+        torch.testing.assert_close(distance_of(matrix[:, list(order)]), expected)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_head_distance_ignores_the_content_of_padding(side: str) -> None:
+    layer, sequences = make_layer("softmax", causal=False), make_sequences(8, 5)
+    zeros, nans = (head_distance(layer, *pad(sequences, 10, side, fill)) for fill in (0.0, math.nan))
+    assert zeros.isfinite().all()
+    torch.testing.assert_close(zeros, nans, atol=0, rtol=0)
+
+
+def test_head_distance_of_one_head_raises() -> None:
+    with pytest.raises(ValueError, match=r"num_heads \(1\) must be at least 2"):
+        distance_of(EYE[None, None])
+
+
 class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -97,6 +180,13 @@ def test_model_spectra_cover_each_layer() -> None:
     torch.testing.assert_close(spectra["top"].singular_values, expected.singular_values)
 
 
+def test_model_head_distances_cover_each_layer() -> None:
+    distances = model_head_distances(MODEL, X, valid=VALID)
+    assert list(distances) == ["first", "top"]
+    torch.testing.assert_close(distances["first"], head_distance(MODEL.first, X, VALID))
+    assert not distances["top"].requires_grad
+
+
 def test_model_spectra_leave_no_hooks() -> None:
     model_spectra(MODEL, X, VALID)
     assert not MODEL.first._forward_pre_hooks
@@ -105,9 +195,10 @@ def test_model_spectra_leave_no_hooks() -> None:
     assert not MODEL.first._forward_pre_hooks
 
 
-def test_half_precision_gives_a_float32_spectrum() -> None:
-    spectrum = layer_spectrum(Stack().top.bfloat16(), X.bfloat16(), VALID)
-    assert spectrum.singular_values.dtype == torch.float32
+def test_half_precision_gives_float32_results() -> None:
+    layer = Stack().top.bfloat16()
+    assert layer_spectrum(layer, X.bfloat16(), VALID).singular_values.dtype == torch.float32
+    assert head_distance(layer, X.bfloat16(), VALID).dtype == torch.float32
 
 
 @pytest.mark.slow

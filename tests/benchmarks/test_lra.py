@@ -1,6 +1,5 @@
-"""The Long-Range Arena's loaders, training and tables, on small files in the standard formats."""
+"""The Long-Range Arena's settings, training and tables."""
 
-from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -10,74 +9,13 @@ import pytest
 import torch
 
 from benchmarks.classify import Losses
-from benchmarks.lra.data import TRAINING_FILES, Penalized, load_image, load_text
+from benchmarks.lra.data import Penalized
 from benchmarks.lra.efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
 from benchmarks.lra.run import Config, main, rows_in_order
 from primal_dt.training.metrics_log import read_metrics
+from tests.benchmarks.test_lra_files import write_cifar
 
 CPU = torch.device("cpu")
-
-
-def write_cifar(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
-    """Write pictures (number, 3072) and their classes, divided evenly among CIFAR-10's six files."""
-    parts = np.split(np.column_stack([labels, pixels]).astype(np.uint8), 6)
-    for name, part in zip((*TRAINING_FILES, "test_batch.bin"), parts, strict=True):
-        (folder / name).write_bytes(part.tobytes())
-
-
-def test_pictures_become_gray_pixels_in_reading_order(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    pixels, labels = random.integers(0, 256, (24, 3072)), random.integers(0, 10, 24)
-    write_cifar(tmp_path, pixels, labels)
-    splits = load_image(tmp_path)
-    red, green, blue = pixels.reshape(24, 3, 1024).swapaxes(0, 1)
-    gray = 0.299 * red + 0.587 * green + 0.114 * blue
-    for name, rows in (("train", slice(18)), ("validation", slice(18, 20)), ("test", slice(20, 24))):
-        assert splits[name].labels.tolist() == labels[rows].tolist()
-        np.testing.assert_allclose(torch.stack(list(splits[name].tokens)), gray[rows], atol=0.5 + 1e-6, rtol=0)
-    batch = splits["train"].batch([0, 5], CPU)
-    assert batch.valid is None
-    assert batch.x.shape == (2, 1024)
-    assert batch.labels.tolist() == labels[[0, 5]].tolist()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"must contain the \.bin files of CIFAR-10's binary version"),
-        (b"x" * 100, "it has 100 bytes, not a multiple of 3,073"),
-        (bytes([77] * 3073), "it has a class 77, not 0 to 9"),
-    ],
-)
-def test_other_files_than_cifar_are_rejected(tmp_path: Path, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / TRAINING_FILES[0]).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        load_image(tmp_path)
-
-
-def test_reviews_become_bytes(tmp_path: Path) -> None:
-    for split, name, number in product(("train", "test"), ("neg", "pos"), range(10)):
-        path = tmp_path / split / name / f"{number}_1.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{split} {name} {number} \u00e9" + "x" * (5000 if number == 0 else 0))
-    splits = load_text(tmp_path)
-    assert {name: len(split.labels) for name, split in splits.items()} == {"train": 18, "validation": 2, "test": 20}
-    test = splits["test"]
-    assert len(test.tokens[0]) == 4096
-    assert bytes(test.tokens[11].tolist()).decode() == "test pos 1 \u00e9"
-    assert test.labels.tolist() == [0] * 10 + [1] * 10
-    for name in ("train", "validation"):
-        for tokens, label in zip(splits[name].tokens, splits[name].labels, strict=True):
-            assert bytes(tokens[6:9].tolist()).decode() == ("neg", "pos")[label]
-    batch = test.batch([1, 0], CPU)
-    assert batch.valid is not None
-    assert batch.valid.sum(1).tolist() == [len(test.tokens[1]), 4096]
-
-
-def test_folder_without_reviews_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no reviews"):
-        load_text(tmp_path / "missing")
 
 
 def test_no_row_repeats_within_a_pass() -> None:

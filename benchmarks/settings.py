@@ -1,0 +1,107 @@
+"""Flags that the classification benchmarks share: the stacks to train, and their primal layers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from benchmarks.encoder import PENALIZED, check_stacks
+from primal_dt.attention import PenaltyReduction
+from primal_dt.attention.primal import FeatureMapName, PrimalInit, ScoreNames
+
+__all__ = ["ClassifierFlags", "Primal"]
+
+
+@dataclass(frozen=True)
+class Primal:
+    """The primal layers of a stack, and their penalty."""
+
+    rank: int
+    eta: float
+    rank_multi: int = 10
+    data_dependent: bool = True
+    feature_map: FeatureMapName = "cosine"
+    scores: ScoreNames = "both"
+    init: PrimalInit = "unit"
+    penalty: PenaltyReduction = "mean"
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Arguments of ``build_attention`` for kind ``primal``."""
+        values = asdict(self)
+        return {name: values[name] for name in values if name not in ("eta", "penalty")}
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What differs from the published layers, except rank, eta and rank_multi."""
+        return {
+            each.name: getattr(self, each.name) for each in fields(self)[3:] if getattr(self, each.name) != each.default
+        }
+
+    @property
+    def label(self) -> str:
+        """A short form for folder names."""
+        changes = [f"{name}-{value}" for name, value in self.changes.items()]
+        return "-".join([f"r{self.rank}-eta{self.eta:g}-x{self.rank_multi}", *changes])
+
+    def __str__(self) -> str:
+        changes = [f"{name} {value}" for name, value in self.changes.items()]
+        return ", ".join([f"rank {self.rank}, eta {self.eta:g}, rank_multi {self.rank_multi}", *changes])
+
+
+@dataclass(frozen=True)
+class ClassifierFlags:
+    """Flags of the classification benchmarks."""
+
+    attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
+    """Attention stacks: softmax, primal-plus (primal in the last layer), primalformer (primal in all), another kind."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of weights, batches and dropout. Each stack is trained once per seed."""
+    network: Literal["published", "ours"] = "published"
+    """published: the network around the attention layers, and its treatment of padding, as in the paper's code.
+    ours: pre-norm blocks, padding masked everywhere, and a linear classifier of the mean over real tokens."""
+    rank: int | None = None
+    """Rank of Primal-Attention. If not given, the published one for the data and the stack."""
+    eta: float | None = None
+    """Weight of the KSVD penalty; 0: no penalty. If not given, the published one for the data and the stack."""
+    rank_multi: int | None = None
+    """Rows of the data-dependent weights, divided by the rank. If not given, the published number."""
+    data_dependent: bool = True
+    """Weights of Primal-Attention that depend on the sequence, as published (Tables 8 and 9 compare the two)."""
+    feature_map: FeatureMapName = "cosine"
+    """Feature map of Primal-Attention. cosine: as published. exponential: positive random features (Remark 4.1)."""
+    scores: ScoreNames = "both"
+    """Scores that the output of Primal-Attention is made of: both, or only those on the left (e) or right (r) singular
+    vectors."""
+    primal_init: PrimalInit = "unit"
+    """Start of W_e and W_r. unit: Frobenius norm 1 in each head, as published. orthonormal: orthonormal columns."""
+    penalty: PenaltyReduction = "mean"
+    """Penalty of several primal layers. mean: as published, which goes with the published eta. sum: the paper's equation."""
+    device: str = "cpu"
+    """Torch device: cpu, cuda or mps."""
+    again: bool = False
+    """Train again even if a finished run has the same settings. Otherwise its result is read from its folder."""
+
+    def __post_init__(self) -> None:
+        check_stacks(self.attention, self.seeds)
+        sizes = {"rank": self.rank, "rank_multi": self.rank_multi}
+        if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
+            raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
+        if self.eta is not None and self.eta < 0:
+            raise ValueError(f"eta ({self.eta}) must be at least 0")
+
+    def with_flags(self, published: Primal) -> Primal:
+        """The primal layers: the published settings, with the changes that the flags make."""
+        given = {name: getattr(self, name) for name in ("rank", "eta", "rank_multi") if getattr(self, name) is not None}
+        return replace(
+            published,
+            **given,
+            data_dependent=self.data_dependent,
+            feature_map=self.feature_map,
+            scores=self.scores,
+            init=self.primal_init,
+            penalty=self.penalty,
+        )
+
+    def primal_facts(self, attention: str, primal: Primal) -> dict[str, Any]:
+        """The settings of the primal layers, for stacks that have some."""
+        return asdict(primal) if attention in PENALIZED else {}
