@@ -94,6 +94,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
         make_sampler(config, dataset, config.optimizer.batch_size, processes),
         config.optimizer,
         eta=config.model.eta,
+        penalty=config.model.penalty,
         seed=config.run.seed,
         log_every_steps=config.run.log_every_steps,
     )

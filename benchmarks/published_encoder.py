@@ -35,9 +35,9 @@ class UeaBlock(EncoderBlock):
 class UeaEncoder(Encoder):
     """The published network for time series.
 
-    Inputs are padded with zeros to the longest series of the data set, projected, and multiplied by ``sqrt(D)``. Learned
-    positions start uniform in [-0.02, 0.02]. Blocks are post-norm, followed by one more LayerNorm. The tokens go through
-    GELU and dropout; padding is then set to zero, and all positions together into one linear layer.
+    Inputs are padded with zeros to the longest series of the data set, projected, and multiplied by ``sqrt(D)``.
+    Learned positions start uniform in [-0.02, 0.02]. Blocks are post-norm, followed by one more LayerNorm, GELU and
+    dropout. Padding is then set to zero, and one linear layer maps all positions together to the class scores.
     """
 
     block_type = UeaBlock
@@ -93,9 +93,9 @@ class LraBlock(EncoderBlock):
 class LraEncoder(Encoder):
     """The published network for the Long-Range Arena.
 
-    Token and position embeddings start as normal(0.02). Sequences are padded to the task's length with the last token of
-    the vocabulary, and the mean over that length, with zeros at padding, goes into an MLP with one hidden layer. The
-    penalty squares the mean of J over the batch.
+    Token and position embeddings start as normal(0.02). Sequences are padded to the task's length with the last token
+    of the vocabulary, and the mean over that length, with zeros at padding, goes into an MLP with one hidden layer.
+    The penalty squares the mean of J over the batch.
     """
 
     block_type = LraBlock

@@ -75,7 +75,7 @@ class ClassifierFlags:
     primal_init: PrimalInit = "unit"
     """Start of W_e and W_r. unit: Frobenius norm 1 in each head, as published. orthonormal: orthonormal columns."""
     penalty: PenaltyReduction = "mean"
-    """Penalty of several primal layers. mean: as published, which goes with the published eta. sum: the paper's equation."""
+    """Penalty of several primal layers. mean: as published, and as the published eta expects. sum: the equation."""
     device: str = "cpu"
     """Torch device: cpu, cuda or mps."""
     again: bool = False

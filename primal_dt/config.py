@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-__all__ = ["PRESETS", "Config", "EvaluationConfig", "ModelConfig", "OptimizerConfig", "RunConfig", "config_from_dict"]
+__all__ = [
+    "PRESETS",
+    "Config",
+    "EvaluationConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "config_from_dict",
+    "without_earlier_values",
+]
 
 
 Attention = Literal[
@@ -42,9 +51,31 @@ class ModelConfig:
     """Rank of a primal layer: directions per head.
     If not given: the paper's rank for the task, or 32 if the paper has none."""
     eta: float = 0.05
-    """Weight of the KSVD penalty, which pulls a primal layer toward a singular value decomposition of its kernel."""
+    """Weight of the KSVD penalty, which pulls a primal layer toward a singular value decomposition of its kernel.
+    0: no penalty."""
+    penalty: Literal["mean", "sum"] = "mean"
+    """Penalty of several primal layers. mean: as in the paper's published code. sum: the paper's equation.
+    They are equal for primal-plus, which has one primal layer."""
+    feature_map: Literal["cosine", "exponential"] = "cosine"
+    """Feature map of the primal layers. cosine: as published.
+    exponential: positive random features, which estimate the softmax kernel (Remark 4.1 of the paper)."""
+    scores: Literal["both", "e", "r"] = "both"
+    """Scores that the output of a primal layer is made of: both, as published,
+    or only those on the left (e) or the right (r) singular vectors."""
+    data_dependent: bool = False
+    """Weights of the primal layers that depend on the sequence.
+    Not possible here: they are built from the whole sequence, so a causal layer would see the future."""
     dropout: float = 0.1
     """Dropout probability in training, from 0 to below 1."""
+    attention_dropout: float = 0.1
+    """Dropout probability of the softmax layers' attention weights. Primal layers have no such weights."""
+    init: Literal["published", "small"] = "published"
+    """Start of the weights. published: as in the Decision Transformer's code: normal(0.02) in the blocks,
+    torch's defaults for embeddings and action head, normal(0, 1) for timesteps.
+    small: normal(0.02) everywhere but in the attention layers, which have torch's defaults."""
+    primal_init: Literal["unit", "orthonormal"] = "unit"
+    """Start of W_e and W_r in the primal layers. unit: Frobenius norm 1 in each head, as published.
+    orthonormal: orthonormal columns, a norm 5 to 8 times larger."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +195,14 @@ class Config:
             raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be finite and above 0")
         if model.width % model.num_heads:
             raise ValueError(f"width ({model.width}) must be divisible by num_heads ({model.num_heads})")
-        if not 0 <= model.dropout < 1:
-            raise ValueError(f"dropout ({model.dropout}) must be at least 0 and below 1")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(model, name) < 1:
+                raise ValueError(f"{name} ({getattr(model, name)}) must be at least 0 and below 1")
+        if model.data_dependent:
+            raise ValueError(
+                "data_dependent must be off: data-dependent weights are built from the whole sequence, "
+                "so the Decision Transformer's causal layers would see the future"
+            )
         not_negative = {
             "eta": model.eta,
             "weight_decay": optimizer.weight_decay,
@@ -196,7 +233,7 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "quick": (
         "For a laptop: trains in at most ten minutes on two CPU cores.",
         Config(
-            model=ModelConfig(context=10, dropout=0.0),
+            model=ModelConfig(context=10, dropout=0.0, attention_dropout=0.0),
             optimizer=OptimizerConfig(optimizer="muon", steps=5_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
             evaluation=EvaluationConfig(eval_every_steps=1_000),
         ),
@@ -209,12 +246,31 @@ PRESETS: dict[str, tuple[str, Config]] = {
 """Name -> description in ``--help``, and the settings."""
 
 
+EARLIER_VALUES: Mapping[str, Any] = {
+    "penalty": "sum",
+    "feature_map": "cosine",
+    "scores": "both",
+    "data_dependent": False,
+    "attention_dropout": 0.0,
+    "init": "small",
+    "primal_init": "orthonormal",
+}
+"""Field of ``ModelConfig`` -> what versions did that did not have the field. A run that lacks the field is resumed with
+this value, and digests leave the field out while it has this value, so that digests of earlier runs stay the same."""
+
+
 def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Rebuild a configuration from the output of ``asdict``. Fields that are missing get their defaults."""
+    """Rebuild a configuration from the output of ``asdict``, by this or an earlier version."""
     parts = {"model": ModelConfig, "optimizer": OptimizerConfig, "evaluation": EvaluationConfig, "run": RunConfig}
+    values = {**values, "model": {**EARLIER_VALUES, **values["model"]}}
 
     def build(kind: type[Any], own: Mapping[str, Any]) -> Any:
         names = [each.name for each in fields(kind) if each.name in own or each.default is MISSING]
         return kind(**{name: tuple(own[name]) if isinstance(own[name], list) else own[name] for name in names})
 
     return build(Config, {**values, **{name: build(kind, values[name]) for name, kind in parts.items()}})
+
+
+def without_earlier_values(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's settings, for digests: without the fields whose value is that of versions that lacked them."""
+    return {name: value for name, value in model.items() if name not in EARLIER_VALUES or value != EARLIER_VALUES[name]}

@@ -112,12 +112,13 @@ def test_the_checkpoint_evaluates_as_it_did(run: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", json.loads((GOLDEN / "jobs.json").read_text()))
-def test_named_sweeps_have_the_same_jobs(name: str, run: Path) -> None:
+def test_sweeps_as_they_were_have_the_same_jobs(name: str, run: Path) -> None:
     golden = json.loads((GOLDEN / "jobs.json").read_text())[name]
     grid, flags = SWEEPS.get(name, SWEEPS["grid"]), []
     if name == "file":
         grid = replace(grid, datasets=("hopper.hdf5",), seeds=(0,), attention=("primal-plus",))
         flags = ["--steps", "20"]
+    flags += ["--init", "small", "--primal-init", "orthonormal", "--penalty", "sum", "--attention-dropout", "0"]
     base = parse_config([grid.preset, *grid.flags, *flags])
     jobs = jobs_of(grid, base, out=Path("/sweep"), threads=1, device="cpu", fingerprint=lambda *_: "0" * 64)
     assert len(jobs) == golden["jobs"]

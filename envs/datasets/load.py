@@ -96,6 +96,11 @@ class Dataset:
             context=model.context,
             rank=model.rank or self.task.paper_rank or DEFAULT_RANK,
             dropout=model.dropout,
+            attention_dropout=model.attention_dropout,
+            feature_map=model.feature_map,
+            scores=model.scores,
+            init=model.init,
+            primal_init=model.primal_init,
             max_timesteps=max(environment.episode_limit, int(self.trajectories.lengths.max())),
         )
 

@@ -51,18 +51,18 @@ class PrimalAttention(AttentionLayer):
 
     * Lambda is ``|lam|`` with slope one at zero: it is nonnegative, and its gradient vanishes nowhere.
       (The published code learns the square root of Lambda, which cannot leave zero.)
-    * ``e_weight`` and ``r_weight`` start with orthogonal columns of equal length in each head (orthogonal rows, if there
-      are fewer rows than columns), like singular vectors, and with the published Frobenius norm of 1 per head. (The
-      published code applies ``orthogonal_`` to the 3-D tensor, which gives the heads that norm, and makes the heads
-      orthogonal to each other instead of the columns.)
+    * ``e_weight`` and ``r_weight`` start with orthogonal columns in each head (orthogonal rows, if there are fewer rows
+      than columns), like singular vectors, and with the published Frobenius norm of 1 per head. (The published code
+      applies ``orthogonal_`` to the 3-D tensor. That gives each head norm 1, and makes the heads orthogonal to each
+      other instead of the columns.)
     * Data-dependent weights use evenly spaced rows of the *valid* part of each sequence.
 
-    **Cross-attention.** With ``keys``, a second sequence (z_j), the kernel is ``K_ij = <f(Z) phi_q(x_i), f(Z) phi_k(z_j)>``,
-    an L x M matrix, and f takes rows of Z. Its KSVD has left scores e(x_i) at the queries and right scores r(z_j) at the
-    keys: a query has no right score. So the output is made of e alone, as in the dual form of canonical attention
-    (``e(x) = sum_j h_j K(x, z_j)``), and the layer must be built with ``scores="e"``. r enters J, whose two means run over
-    the queries and over the keys. J is zero at a KSVD with ``Lambda = n S^-1``, n the harmonic mean of L and M, and S the
-    singular values.
+    **Cross-attention.** ``keys`` is a second sequence (z_j) of M tokens. The kernel is then the L x M matrix
+    ``K_ij = <f(Z) phi_q(x_i), f(Z) phi_k(z_j)>``, where f takes rows of Z. Its KSVD has left scores e(x_i) at the
+    queries and right scores r(z_j) at the keys: a query has no right score. So the output is made of e alone, as in
+    the dual form of canonical attention (``e(x) = sum_j h_j K(x, z_j)``), and the layer must have ``scores="e"``. r
+    enters J, whose two means run over the queries and over the keys. J is zero at a KSVD with ``Lambda = n S^-1``,
+    where S holds the singular values and n is the harmonic mean of L and M.
 
     Args:
         width: D, the width of the input and the output.
@@ -74,8 +74,8 @@ class PrimalAttention(AttentionLayer):
             n rows of the weights.
         max_rows: with data-dependent weights, an upper limit on N, such as the length of your longest sequence.
         scores: the scores that the output is made of: ``both``, or only ``e`` (left) or ``r`` (right). J has both.
-        init: ``unit``: e_weight and r_weight start with Frobenius norm 1 in each head, as published. ``orthonormal``: with
-            orthonormal columns, norm ``sqrt(min(rows, R))``; J then starts about a hundred times larger.
+        init: ``unit``: e_weight and r_weight start with Frobenius norm 1 in each head, as published.
+            ``orthonormal``: with orthonormal columns, norm ``sqrt(min(rows, R))``, so that J starts much larger.
         dropout: dropout probability after the output projection.
         bias: whether the linear maps have biases.
     """
@@ -137,7 +137,7 @@ class PrimalAttention(AttentionLayer):
             self.lam.uniform_().square_()
 
     def freeze_unpenalized(self) -> None:
-        """Freeze the parameters that only J depends on: Lambda, and the weights of scores that are not in the output."""
+        """Freeze the parameters that only J depends on: Lambda, and weights of scores that are not in the output."""
         self.lam.requires_grad_(False)
         self.e_weight.requires_grad_(self.scores != "r")
         self.r_weight.requires_grad_(self.scores != "e")
@@ -164,8 +164,8 @@ class PrimalAttention(AttentionLayer):
             valid: (B, L) bool, True for real tokens; None if all tokens are real.
             positions: the M tokens to compute outputs for.
             with_objective: also return J.
-            keys: (B, M, D), the tokens to attend to, for cross-attention. The layer must have ``scores="e"``, the cosine
-                map and data-dependent weights, and must not be causal.
+            keys: (B, M, D), the tokens to attend to, for cross-attention. The layer must have ``scores="e"``, the
+                cosine map and data-dependent weights, and must not be causal.
             keys_valid: (B, M) bool, True for real keys; None if all keys are real.
 
         Returns:
@@ -201,8 +201,8 @@ class PrimalAttention(AttentionLayer):
             raise ValueError(f"cross-attention needs scores='e', not {self.scores!r}: a query has no right score")
         if not self.data_dependent or not isinstance(self.feature_map, CosineMap):
             raise ValueError(
-                "cross-attention needs data_dependent=True and the cosine map: otherwise the queries do not see the keys, "
-                "or the normalizer of a key is not defined"
+                "cross-attention needs data_dependent=True and the cosine map: otherwise the queries do not see "
+                "the keys, or the normalizer of a key is not defined"
             )
 
     def _side(self, side: int, tokens: Tensor, weights: _Weights) -> Tensor:

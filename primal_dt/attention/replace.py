@@ -24,8 +24,8 @@ OUTPUT_PROJECTIONS = {"BertLayer": "attention.output.dense"}
 class KsvdPenalty:
     """``penalty()`` returns ``mean_l mean(J_l^2)`` of the last forward pass in training mode.
 
-    Add it to the loss: ``loss + eta * penalty()``. The mean over layers is that of the published code; ``reduction="sum"``
-    is the paper's equation. They are equal for a single layer.
+    Add it to the loss: ``loss + eta * penalty()``. The mean over layers is that of the published code, and
+    ``reduction="sum"`` is the paper's equation. They are equal for a single layer.
     """
 
     def __init__(self, layers: "dict[str, _Replacement]", reduction: PenaltyReduction = "mean") -> None:

@@ -51,8 +51,8 @@ class SoftmaxAttention(DualAttention):
 
     Args:
         fused: use ``scaled_dot_product_attention``; otherwise compute the attention matrix in memory.
-        attention_dropout: dropout probability of the attention weights; ``dropout`` is after the output projection. On a
-            CPU, training with it computes the attention matrix in memory.
+        attention_dropout: dropout probability of the attention weights; ``dropout`` is after the output projection.
+            On a CPU, training with it computes the attention matrix in memory.
         right_padded: for causal layers, a promise that padding comes after all real tokens and holds finite numbers.
             Real tokens then never see padding, and the layer omits the mask. This is faster, and on a GPU it allows the
             fused kernel that takes no mask. Outputs at padding are not set to zero.
@@ -116,9 +116,9 @@ class SoftmaxAttention(DualAttention):
             q: (B, H, M, P), queries of the tokens to compute outputs for.
             k: (B, H, L, P), keys of the tokens that they may attend to.
             v: (B, H, L, P), values of the same tokens.
-            seen: bool, (M, L) or any shape that broadcasts to (B, H, M, L), True where a query attends to a key; None for
-                causal attention within one sequence. With a mask, the M x L matrix is in memory: M should be small,
-                where torch's fused kernel is slower.
+            seen: bool, (M, L) or any shape that broadcasts to (B, H, M, L), True where a query attends to a key; None
+                for causal attention within one sequence. With a mask, the M x L matrix is in memory: M should be
+                small, where torch's fused kernel is slower.
         """
         if seen is None:
             mixed = softmax_mix(q, k, v, None, None, causal=True, fused=self.fused, dropout=self.weight_dropout)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from primal_dt.config import without_earlier_values
 from primal_dt.evaluation.episode_cache import file_digest
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.rollout import Episode
@@ -131,7 +132,7 @@ def describe_run(
 
 def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
     """A digest that is equal for runs that differ only in their seed."""
-    content: dict[str, Any] = {name: config[name] for name in ("model", "optimizer")}
+    content: dict[str, Any] = {"model": without_earlier_values(config["model"]), "optimizer": config["optimizer"]}
     content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -1,12 +1,14 @@
-"""The training loss: ``mean |a - a_hat|^2 + eta * sum_l mean(J_l^2)``.
+"""The training loss: ``mean |a - a_hat|^2 + eta * mean_l mean(J_l^2)``.
 
 Axes: B batch, K context steps, A action.
 """
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from primal_dt.attention.ksvd import PenaltyReduction, reduce_layers
 from primal_dt.data.sampler import Batch
 from primal_dt.model.transformer import ModelOutput
 
@@ -21,7 +23,7 @@ class LossTerms(NamedTuple):
     action_mse: Tensor
     """Mean squared error over the entries of valid actions."""
     penalty: Tensor
-    """``sum_l mean(J_l^2)``, with means over sequences; zero if no layer has a J."""
+    """``mean_l mean(J_l^2)`` over layers l and sequences, or the sum over layers; zero if no layer has a J."""
     objectives: dict[int, Tensor]
     """Layer index -> mean of J over sequences."""
 
@@ -31,6 +33,7 @@ def loss_terms(
     batch: Batch,
     *,
     eta: float,
+    penalty: PenaltyReduction = "mean",
     num_valid: Tensor | None = None,
     num_sequences: int | None = None,
 ) -> LossTerms:
@@ -40,6 +43,7 @@ def loss_terms(
         output: the model's output, with objectives unless eta is zero.
         batch: the model's input, with the actions to predict.
         eta: weight of the KSVD penalty.
+        penalty: how the penalties of several layers are combined: ``mean``, as published, or ``sum``, as in the paper.
         num_valid: number of valid steps in the *whole* batch, if ``batch`` is a part of it. The terms of all parts then
             add up to those of the whole batch.
         num_sequences: number of sequences in the whole batch, if ``batch`` is a part of it.
@@ -49,8 +53,9 @@ def loss_terms(
     # Padding counts neither in the sum nor in its denominator. It is replaced, not multiplied by zero: it may be NaN.
     error = (output.actions - batch.actions).masked_fill(~batch.valid[..., None], 0.0)  # (B, K, A)
     action_mse = error.square().sum() / (steps * batch.actions.shape[-1])
-    penalty = action_mse.new_zeros(())
-    for objective in output.objectives.values():
-        penalty = penalty + objective.square().sum() / sequences
+    total_penalty = action_mse.new_zeros(())
+    if output.objectives:
+        squares = [objective.square().sum() / sequences for objective in output.objectives.values()]
+        total_penalty = reduce_layers(torch.stack(squares), penalty)
     means = {layer: objective.detach().sum() / sequences for layer, objective in output.objectives.items()}
-    return LossTerms(action_mse + eta * penalty, action_mse, penalty, means)
+    return LossTerms(action_mse + eta * total_penalty, action_mse, total_penalty, means)

@@ -4,7 +4,7 @@ Axes: B batch, K context steps, L = 3K tokens, M chosen tokens, D width, S state
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,16 @@ class ModelShape:
     dropout: float = 0.1
     max_timesteps: int = 1000
     """Maximum number of timesteps in an episode."""
+    attention_dropout: float = 0.0
+    """Dropout probability of the attention weights of softmax layers."""
+    feature_map: Literal["cosine", "exponential"] = "cosine"
+    """Feature map of the primal layers."""
+    scores: Literal["both", "e", "r"] = "both"
+    """Scores that the output of a primal layer is made of."""
+    init: Literal["published", "small"] = "published"
+    """Start of the weights, see :meth:`DecisionTransformer.reset_parameters`."""
+    primal_init: Literal["unit", "orthonormal"] = "unit"
+    """Start of W_e and W_r, see :class:`PrimalAttention`."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTION_STACKS:
@@ -67,8 +77,11 @@ class ModelShape:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
         if self.width % self.num_heads:
             raise ValueError(f"width ({self.width}) must be divisible by num_heads ({self.num_heads})")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout ({self.dropout}) must be at least 0 and below 1")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0 and below 1")
+        if self.init not in ("published", "small"):
+            raise ValueError(f"init must be 'published' or 'small', not {self.init!r}")
         if len(self.action_low) != len(self.action_high) or not self.action_low:
             raise ValueError(
                 f"action_low (length {len(self.action_low)}) and action_high (length {len(self.action_high)}) "
@@ -95,11 +108,12 @@ class Block(nn.Module):
 
     def __init__(self, kind: str, shape: ModelShape) -> None:
         super().__init__()
-        options: dict[str, int] = {}
-        if kind == "softmax":
-            options["right_padded"] = True  # windows are padded on the right
+        options: dict[str, Any] = {}
+        if kind == "softmax":  # windows are padded on the right
+            options = {"right_padded": True, "attention_dropout": shape.attention_dropout}
         if kind == "primal":
-            options["rank"] = shape.rank
+            options = {"rank": shape.rank, "feature_map": shape.feature_map, "scores": shape.scores}
+            options["init"] = shape.primal_init
         if kind == "cosformer":
             options["horizon"] = TOKENS_PER_STEP * shape.context
         width = shape.width
@@ -138,9 +152,9 @@ class DecisionTransformer(nn.Module):
     transformer follow. The action at a state token is ``center + radius * tanh(linear(x))``, which is within the action
     box. The top block is computed at the state tokens only. There is no positional embedding other than the timestep's.
 
-    With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from the
-    Decision Transformer's published code: our own pre-norm blocks instead of GPT-2's, no dropout on attention weights
-    (Primal-Attention has no such weights), and padding on the right.
+    With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from its
+    published code: padding is on the right instead of the left, and counts neither in attention nor in J; the heads for
+    the next state and return, which the published code builds and does not train, are absent.
 
     Args:
         shape: the sizes and the attention stack.
@@ -167,18 +181,25 @@ class DecisionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize as GPT-2 and the Decision Transformer do: normal with standard deviation 0.02, biases zero.
+        """Initialize the linear maps and the timestep table. Called once, after the parts have initialized themselves.
 
-        Attention layers keep their own initialization.
+        With ``init="published"``, as in the published code of the Decision Transformer and of Primal-Attention: linear
+        maps in the blocks, those of attention included, are normal with standard deviation 0.02 and have zero biases,
+        as in GPT-2. Embeddings and action head keep torch's defaults: the timestep table is normal(0, 1), so time makes
+        up about three quarters of the variance of a state token.
+
+        With ``init="small"``, everything outside the attention layers is normal with standard deviation 0.02, and
+        linear maps inside them keep torch's defaults.
         """
-        layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
-        inside = {module for layer in layers for module in layer.modules()}
-        for module in self.modules():
-            if module in inside:
-                continue
-            if isinstance(module, nn.Linear | nn.Embedding):
+        if self.shape.init == "published":
+            chosen = set(self.blocks.modules())
+        else:
+            layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
+            chosen = set(self.modules()) - {module for layer in layers for module in layer.modules()}
+        for module in self.modules():  # in order, so that a seed gives the same weights
+            if module in chosen and isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if module in chosen and isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def forward(self, batch: Batch, *, with_objective: bool = False) -> ModelOutput:

@@ -47,6 +47,8 @@ def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
         raise ValueError(f"mode must be window or streaming, not {mode!r}")
     if mode == "streaming" and (other := sorted(set(shape.layer_kinds) - {"softmax", "primal"})):
         raise ValueError(f"mode streaming supports only softmax and primal layers, not {other[0]}: use mode window")
+    if mode == "streaming" and "primal" in shape.layer_kinds and shape.feature_map != "cosine":
+        raise ValueError(f"mode streaming supports only the cosine map, not {shape.feature_map}: use mode window")
 
 
 def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from primal_dt.config import PRESETS, Config
+from primal_dt.config import PRESETS, Config, without_earlier_values
 from primal_dt.data.names import join_names, split_names
 from primal_dt.system.files import atomic_write
 from primal_dt.training.checkpoint import CheckpointFolder
@@ -35,6 +35,7 @@ def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
     names = split_names(config.dataset)
     dataset = join_names(Path(name).name if Path(name).is_absolute() else name for name in names)
     content = asdict(config) | {"dataset": dataset}
+    content["model"] = without_earlier_values(content["model"])
     for name in WHERE_AND_HOW:
         del content["run"][name]
     content |= {"fingerprint": fingerprint, "episodes": episodes}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from primal_dt.attention import PrimalAttention
+from primal_dt.attention import PenaltyReduction, PrimalAttention
 from primal_dt.attention.dropout import masks_from
 from primal_dt.config import OptimizerConfig
 from primal_dt.data.sampler import Batch, WindowSampler, prefetch
@@ -100,6 +100,7 @@ class Trainer:
         sampler: sampler of this process's share of the batches.
         config: steps, learning rate and other optimizer settings.
         eta: weight of the KSVD penalty.
+        penalty: how the penalties of several layers are combined, ``mean`` or ``sum``.
         seed: seed of dropout.
         log_every_steps: steps between logging points.
     """
@@ -111,6 +112,7 @@ class Trainer:
         config: OptimizerConfig,
         *,
         eta: float,
+        penalty: PenaltyReduction = "mean",
         seed: int,
         log_every_steps: int,
     ) -> None:
@@ -123,6 +125,7 @@ class Trainer:
         self.sampler = sampler
         self.config = config
         self.eta = eta
+        self.penalty = penalty
         self.seed = seed
         self.log_every_steps = log_every_steps
         self.device = next(model.parameters()).device
@@ -131,11 +134,10 @@ class Trainer:
         self._process = dist.get_rank() if dist.is_initialized() else 0
         self._num_processes = dist.get_world_size() if dist.is_initialized() else 1
         if eta == 0:
-            # Only the penalty depends on Lambda. Without a penalty Lambda gets no gradient, for which
-            # DistributedDataParallel would wait.
+            # Some parameters get a gradient from the penalty alone. DistributedDataParallel would wait for it.
             for layer in model.modules():
                 if isinstance(layer, PrimalAttention):
-                    layer.lam.requires_grad_(False)
+                    layer.freeze_unpenalized()
         self._learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizers = make_optimizers(model, config)
         network: nn.Module = model
@@ -280,7 +282,14 @@ class Trainer:
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
         with torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext():
             output = self._network(part, with_objective=self.eta > 0)
-            return loss_terms(output, part, eta=self.eta, num_valid=num_valid, num_sequences=self.sampler.batch_size)
+            return loss_terms(
+                output,
+                part,
+                eta=self.eta,
+                penalty=self.penalty,
+                num_valid=num_valid,
+                num_sequences=self.sampler.batch_size,
+            )
 
     def _without_sync(self, more_to_come: bool) -> Any:
         """Context manager that exchanges gradients with other processes only for the last part of a batch."""

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.uea.schedule import Scores, Search, choice, deal, hold_out
 
 from benchmarks.classify import Losses, Sequences, kept_scores, update
 from benchmarks.encoder import Encoder
 from benchmarks.uea import run as uea
 from benchmarks.uea import schedule
 from benchmarks.uea.run import Config, Penalized, findings, load, load_encoder, main, read_split, table, train
-from benchmarks.uea.schedule import Scores, Search, choice, deal, hold_out
 from primal_dt.training.metrics_log import read_metrics
 
 pytest.importorskip("aeon")

@@ -51,7 +51,7 @@ def test_the_policy_sees_the_training_window(step: int) -> None:
         window = sampler._windows(np.array([start + first]))
         with torch.inference_mode():
             predicted = policy.model(window).actions[0, step - first]
-            shifted = replace(window, returns_to_go=window.returns_to_go + 0.5)  # a reward of 50
+            shifted = replace(window, returns_to_go=window.returns_to_go + 5.0)  # a reward of 500
             other = policy.model(shifted).actions[0, step - first]
         np.testing.assert_allclose(data.actions[start + step], predicted, atol=1e-5)
         assert (other - predicted).abs().max() > 1e-3  # an error would show
