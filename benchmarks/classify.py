@@ -163,11 +163,14 @@ class SavedRun:
     """The epoch whose weights were tested, if it is not the last one."""
 
 
-def save_run(folder: Path, model: Encoder, settings: Mapping[str, Any], run: SavedRun) -> None:
-    """Save a finished run: its weights, all settings that its result depends on, and the result."""
+def save_run(
+    folder: Path, model: Encoder, settings: Mapping[str, Any], run: SavedRun, *, source: Path | None = None
+) -> None:
+    """Save a finished run: its weights, all settings that its result depends on, the result, and the data's folder."""
     with atomic_write(folder / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
-    content = {"settings": settings, "shape": asdict(model.shape), **asdict(run)}
+    path = None if source is None else str(source.resolve())
+    content = {"settings": settings, "shape": asdict(model.shape), **asdict(run), "source": path}
     with atomic_write(folder / RESULT) as file:  # written last: if it exists, the run is complete
         file.write(json.dumps(content, indent=1).encode())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.classify import FACTS
+from benchmarks.classify import RESULT
 from benchmarks.program import run_program
 from benchmarks.uea.run import load_encoder
 from envs.datasets.load import reload_dataset
@@ -47,7 +47,7 @@ class Config:
 
 def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
     """Compute the spectrum of each layer of a run: name -> spectrum, from the first layer."""
-    if (folder / FACTS).is_file():
+    if (folder / RESULT).is_file():
         encoder, batch = load_encoder(folder, sequences)
         found = model_spectra(encoder, batch.x, batch.valid)
     else:
@@ -113,7 +113,7 @@ def save_plot(every: Mapping[str, Mapping[str, Spectrum]], path: Path, *, varian
 
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like a run of train.py or benchmarks.uea."""
-    return (folder / FACTS).is_file() or (folder / "config.json").is_file()
+    return (folder / RESULT).is_file() or (folder / "config.json").is_file()
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

@@ -12,19 +12,12 @@ from typing import Any
 import torch
 
 from benchmarks.classify import Sequences
-from benchmarks.encoder import EncoderShape
+from benchmarks.encoder import EncoderShape, Network
 from benchmarks.lra.files import load_image, load_pathfinder, load_retrieval, load_text
 from benchmarks.lra.listops import NUM_CLASSES, TOKENS, load_listops
+from benchmarks.settings import Primal
 
-__all__ = ["OPTIONS", "TASKS", "Penalized", "Task", "encoder_shape", "load_task"]
-
-
-@dataclass(frozen=True)
-class Penalized:
-    """Hyperparameters of Primal-Attention and its penalty."""
-
-    rank: int
-    eta: float
+__all__ = ["OPTIONS", "TASKS", "Task", "encoder_shape", "load_task"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class Task:
     """How often the published code evaluates on the validation split to choose its checkpoint."""
     num_eval_batches: int
     """Number of batches in each of these evaluations. It can be more than one pass over the validation split."""
-    primal: Mapping[str, Penalized]
+    primal: Mapping[str, Primal]
     """Stack -> its rank and eta."""
     is_pair: bool = False
     """Whether the task is to compare two sequences."""
@@ -60,7 +53,7 @@ TASKS = {
         warmup_steps=1_000,
         eval_every_steps=50,
         num_eval_batches=62,
-        primal={"primal-plus": Penalized(30, 0.05), "primalformer": Penalized(20, 0.1)},
+        primal={"primal-plus": Primal(30, 0.05), "primalformer": Primal(20, 0.1)},
     ),
     "image": Task(
         max_length=1024,
@@ -71,7 +64,7 @@ TASKS = {
         warmup_steps=175,
         eval_every_steps=175,
         num_eval_batches=20,
-        primal={"primal-plus": Penalized(30, 0.1), "primalformer": Penalized(30, 0.1)},
+        primal={"primal-plus": Primal(30, 0.1), "primalformer": Primal(30, 0.1)},
     ),
     "pathfinder": Task(
         max_length=1024,
@@ -82,7 +75,7 @@ TASKS = {
         warmup_steps=312,
         eval_every_steps=312,
         num_eval_batches=312,
-        primal={"primal-plus": Penalized(20, 0.05), "primalformer": Penalized(30, 0.1)},
+        primal={"primal-plus": Primal(20, 0.05), "primalformer": Primal(30, 0.1)},
     ),
     "retrieval": Task(
         max_length=4096,
@@ -93,7 +86,7 @@ TASKS = {
         warmup_steps=800,
         eval_every_steps=300,
         num_eval_batches=565,
-        primal={"primal-plus": Penalized(20, 0.05), "primalformer": Penalized(30, 0.0)},
+        primal={"primal-plus": Primal(20, 0.05), "primalformer": Primal(30, 0.0)},
         is_pair=True,
     ),
     "text": Task(
@@ -105,7 +98,7 @@ TASKS = {
         warmup_steps=8_000,
         eval_every_steps=500,
         num_eval_batches=781,
-        primal={"primal-plus": Penalized(30, 0.1), "primalformer": Penalized(20, 0.05)},
+        primal={"primal-plus": Primal(30, 0.1), "primalformer": Primal(20, 0.05)},
     ),
 }
 
@@ -117,7 +110,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reformer": {"num_rounds": 2},
     "nystromformer": {"num_landmarks": 64},
 }
-"""Kind of attention -> its published settings."""
+"""Kind of attention -> its published size. (The published Performer has ReLU features, where ours estimates softmax,
+and the published Nystromformer adds a convolution of the values.)"""
 
 
 def encoder_shape(
@@ -125,17 +119,21 @@ def encoder_shape(
     num_classes: int,
     max_length: int,
     attention: str,
-    rank: int = 30,
+    primal: Primal,
+    network: Network = "lra",
     softmax: Mapping[str, Any] = OPTIONS["softmax"],
+    is_pair: bool = False,
 ) -> EncoderShape:
-    """The published network: 2 layers, width 64, 2 heads, MLP 128.
+    """The published sizes: 2 layers, width 64, 2 heads, MLP 128.
 
     Args:
         num_classes: the task's number of classes.
-        max_length: the maximum sequence length.
+        max_length: the number of learned positions.
         attention: the attention stack, one of ``STACKS``.
-        rank: the rank of Primal-Attention.
+        primal: the primal layers.
+        network: ``lra``, the published network, or ``ours``.
         softmax: additional arguments of softmax attention.
+        is_pair: whether the task is to compare two sequences.
     """
     return EncoderShape(
         num_classes=num_classes,
@@ -145,7 +143,9 @@ def encoder_shape(
         width=64,
         num_heads=2,
         mlp_width=128,
-        options={**OPTIONS, "primal": {"rank": rank, "rank_multi": 10}, "softmax": softmax},
+        options={**OPTIONS, "primal": primal.options, "softmax": softmax},
+        network=network,
+        is_pair=is_pair,
     )
 
 

@@ -162,7 +162,7 @@ def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Se
         score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
         log.write(config.num_epochs, {"test/accuracy": score})
     run = SavedRun({"test": score}, commit(), num_parameters(model), epoch)
-    save_run(folder, model, settings, run)
+    save_run(folder, model, settings, run, source=config.folder)
     return run
 
 
@@ -239,16 +239,11 @@ class Best:
         return bool(self.weights) and not loss <= FAR * self.loss
 
 
-def load_encoder(folder: Path, sequences: int, data: Path | None) -> tuple[Encoder, LabeledBatch]:
-    """Load a trained encoder and the first series of its test split.
-
-    Args:
-        folder: the run's folder.
-        sequences: number of series.
-        data: folder of the archive's files; None for a data set that comes with aeon.
-    """
-    settings = json.loads((folder / RESULT).read_text())["settings"]
-    _, test = load(settings["dataset"], data)
+def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
+    """Load a trained encoder and the first series of its test split."""
+    content = json.loads((folder / RESULT).read_text())
+    source = content.get("source")
+    _, test = load(content["settings"]["dataset"], None if source is None else Path(source))
     encoder = saved_encoder(folder, nn.Linear(test.tokens[0].shape[1], WIDTH))
     return encoder, test.batch(range(min(sequences, len(test.tokens))), torch.device("cpu"))
 

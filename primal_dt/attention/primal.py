@@ -40,7 +40,7 @@ class PrimalAttention(AttentionLayer):
 
     ``J``, returned with ``with_objective=True``, is zero at every KSVD solution (Lemma 4.2). To train toward one, add
     ``eta * J.square().mean()`` to the loss. Lambda is learned through J alone. If J is not in the loss, call
-    :meth:`freeze_unpenalized`, so that DistributedDataParallel does not wait for gradients that never come.
+    ``layer.lam.requires_grad_(False)`` so that DistributedDataParallel does not wait for its gradient.
 
     Tokens interact through data-dependent weights ``W_{e|X} = X'^T W_e``, where X' holds some rows of the sequence
     itself. They are the default, as in the paper's bidirectional experiments. With data-independent weights and the
@@ -135,12 +135,6 @@ class PrimalAttention(AttentionLayer):
         with torch.no_grad():
             # The square of U[0, 1), as the published code initializes Lambda.
             self.lam.uniform_().square_()
-
-    def freeze_unpenalized(self) -> None:
-        """Freeze the parameters that only J depends on: Lambda, and weights of scores that are not in the output."""
-        self.lam.requires_grad_(False)
-        self.e_weight.requires_grad_(self.scores != "r")
-        self.r_weight.requires_grad_(self.scores != "e")
 
     @property
     def lambda_(self) -> Tensor:

@@ -134,10 +134,11 @@ class Trainer:
         self._process = dist.get_rank() if dist.is_initialized() else 0
         self._num_processes = dist.get_world_size() if dist.is_initialized() else 1
         if eta == 0:
-            # Some parameters get a gradient from the penalty alone. DistributedDataParallel would wait for it.
+            # Only the penalty depends on Lambda. Without a penalty Lambda gets no gradient, for which
+            # DistributedDataParallel would wait.
             for layer in model.modules():
                 if isinstance(layer, PrimalAttention):
-                    layer.freeze_unpenalized()
+                    layer.lam.requires_grad_(False)
         self._learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizers = make_optimizers(model, config)
         network: nn.Module = model

@@ -12,6 +12,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "primal": {"rank": 3},
     "primal, exponential": {"rank": 3, "feature_map": "exponential"},
     "primal, data-independent": {"rank": 5, "data_dependent": False},
+    "primal, e": {"rank": 3, "scores": "e"},
+    "primal, r": {"rank": 3, "scores": "r"},
     "softmax, explicit": {"fused": False},
     "performer": {"num_features": 16},
     "cosformer": {"horizon": 64},
@@ -25,8 +27,9 @@ LONG: dict[str, dict[str, Any]] = {"cosformer": {"horizon": 512}}
 """Options for sequences of several hundred tokens."""
 WIDTH, NUM_HEADS = 12, 3
 
-BIDIRECTIONAL = [*ATTENTION_KINDS, "primal, exponential", "primal, data-independent", "softmax, explicit"]
-CAUSAL = [*CAUSAL_KINDS, "primal, exponential", "softmax, explicit"]
+ONE_SIDED = ["primal, e", "primal, r"]
+BIDIRECTIONAL = [*ATTENTION_KINDS, "primal, exponential", "primal, data-independent", *ONE_SIDED, "softmax, explicit"]
+CAUSAL = [*CAUSAL_KINDS, "primal, exponential", *ONE_SIDED, "softmax, explicit"]
 VARIANTS = [(name, False) for name in BIDIRECTIONAL] + [(name, True) for name in CAUSAL]
 PRIMAL_VARIANTS = [variant for variant in VARIANTS if variant[0].startswith("primal")]
 BASELINE_VARIANTS = [variant for variant in VARIANTS if variant not in PRIMAL_VARIANTS]

@@ -212,7 +212,8 @@ def slow_primal(layer: attention.PrimalAttention, x: Tensor, valid: Tensor) -> t
             if rows is not None:
                 w_e, w_r = rows[h].T @ w_e, rows[h].T @ w_r
             scores = [(w_e.T @ a, w_r.T @ b) for a, b in zip(phi_q[h], phi_k[h], strict=True)]
-            heads.append(torch.stack([layer.merge(torch.cat(pair)) for pair in scores]))
+            shown = {"both": slice(None), "e": slice(0, 1), "r": slice(1, 2)}[layer.scores]
+            heads.append(torch.stack([layer.merge(torch.cat(pair[shown])) for pair in scores]))
             energies = torch.stack([(lam * (e * e + r * r)).sum() for e, r in scores])
             terms.append(energies.mean() / 2 - trace)
         outputs.append(_put_back(layer.output(torch.cat(heads, dim=1)), real))

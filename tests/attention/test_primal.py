@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from primal_dt import PrimalAttention
 from primal_dt.attention import AttentionOutput
 from primal_dt.attention.feature_maps import unit
 from primal_dt.attention.ksvd import sum_of_squares
+from primal_dt.attention.primal import PrimalInit, ScoreNames
 
 from .kinds import both_directions, make_batch, make_layer, make_sequences, pad, primal_variants, with_gradients
 from .slow import slow_primal
@@ -89,12 +90,41 @@ def test_long_sums_are_exact_in_half_precision(causal: bool) -> None:
         assert (hidden.double() - full.hidden[:, -1]).norm() < 0.02 * full.hidden[:, -1].norm()
 
 
-def test_each_head_starts_with_orthonormal_columns() -> None:
-    layer = PrimalAttention(width=24, num_heads=3, rank=5, data_dependent=False)
+@pytest.mark.parametrize(("init", "scale"), [("unit", 1.0), ("orthonormal", None)])
+@pytest.mark.parametrize("rank", [5, 11])
+def test_each_head_starts_with_orthogonal_columns(init: PrimalInit, scale: float | None, rank: int) -> None:
+    """Of Frobenius norm 1 with ``unit``, as published. With more columns than rows, the rows are orthogonal."""
+    layer = PrimalAttention(width=24, num_heads=3, rank=rank, data_dependent=False, init=init)
+    size = min(8, rank)
     for weight in (layer.e_weight, layer.r_weight):
-        torch.testing.assert_close(weight.mT @ weight, torch.eye(5).expand(3, 5, 5))
-    wide = PrimalAttention(width=24, num_heads=3, rank=11, data_dependent=False)
-    torch.testing.assert_close(wide.e_weight @ wide.e_weight.mT, torch.eye(8).expand(3, 8, 8))
+        product = weight.mT @ weight if rank <= 8 else weight @ weight.mT
+        square = 1.0 if scale is None else scale / size
+        torch.testing.assert_close(product, square * torch.eye(size).expand(3, size, size))
+        norm = weight.flatten(1).norm(dim=1)
+        torch.testing.assert_close(norm, torch.full((3,), size**0.5 if scale is None else 1.0))
+
+
+@pytest.mark.parametrize("data_dependent", [False, True])
+def test_the_published_start_has_a_small_objective(data_dependent: bool) -> None:
+    """J starts of the order of Lambda's mean, whatever the rank, not in proportion to it."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 30, 64)
+    found = {}
+    for init in get_args(PrimalInit):
+        layer = PrimalAttention(width=64, num_heads=2, rank=20, data_dependent=data_dependent, init=init)
+        found[init] = float(layer(x, with_objective=True).objective.detach().square().mean())
+    assert found["unit"] < 0.01 * found["orthonormal"]
+
+
+@pytest.mark.parametrize("scores", get_args(ScoreNames))
+@pytest.mark.parametrize("causal", [False, True])
+def test_only_lambda_has_no_gradient_without_the_penalty(scores: ScoreNames, causal: bool) -> None:
+    """So it alone must be frozen, or DistributedDataParallel would wait for its gradient."""
+    layer = make_layer("primal", causal, scores=scores)
+    names, weights = zip(*layer.named_parameters(), strict=True)
+    loss = layer(make_batch(2, 6)).hidden.square().sum()
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    assert [name for name, gradient in zip(names, gradients, strict=True) if gradient is None] == ["lam"]
 
 
 @pytest.mark.parametrize(

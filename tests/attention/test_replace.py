@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from primal_dt.attention import KsvdPenalty, PrimalAttention, SoftmaxAttention, replace_attention
+from primal_dt.attention import KsvdPenalty, PenaltyReduction, PrimalAttention, SoftmaxAttention, replace_attention
 
 WIDTH, HEADS, LENGTH = 16, 2, 7
 RANKS: dict[str, Any] = {"rank": 4, "rank_multi": 2}
@@ -23,9 +23,11 @@ def torch_encoder(*, batch_first: bool = True, norm_first: bool = False, num_lay
     return nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=batch_first and not norm_first)
 
 
-def replaced_encoder(layers: Iterable[int] = (-1,)) -> tuple[nn.TransformerEncoder, KsvdPenalty]:
+def replaced_encoder(
+    layers: Iterable[int] = (-1,), reduction: PenaltyReduction = "mean"
+) -> tuple[nn.TransformerEncoder, KsvdPenalty]:
     encoder = torch_encoder()
-    return encoder, replace_attention(encoder, layers=layers, **RANKS)
+    return encoder, replace_attention(encoder, layers=layers, reduction=reduction, **RANKS)
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -94,13 +96,14 @@ def test_padding_masks_may_be_booleans_or_numbers() -> None:
     assert weights is None
 
 
-def test_the_penalty_is_the_mean_square_of_objectives() -> None:
-    (encoder, penalty), seen = replaced_encoder(layers=range(3)), []
+@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 3), ("sum", 1)])
+def test_the_penalty_is_the_mean_square_of_objectives(reduction: PenaltyReduction, divisor: int) -> None:
+    (encoder, penalty), seen = replaced_encoder(layers=range(3), reduction=reduction), []
     for layer in penalty.layers.values():
         layer.register_forward_hook(lambda module, args, out: seen.append(out.objective))
     encoder(X, src_key_padding_mask=PADDING).sum().backward(retain_graph=True)
     total = penalty()
-    torch.testing.assert_close(total, sum(objective.square().mean() for objective in seen))
+    torch.testing.assert_close(total, sum(objective.square().mean() for objective in seen) / divisor)
     gradients = torch.autograd.grad(total, [layer.get_parameter("lam") for layer in penalty.layers.values()])
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from benchmarks.classify import LabeledBatch, accuracy, update
-from benchmarks.encoder import STACKS, Encoder, EncoderShape, classification_loss
-from primal_dt.attention import PrimalAttention
+from benchmarks.encoder import STACKS, Encoder, EncoderShape
+from primal_dt.attention import PenaltyReduction, PrimalAttention
 
 OPTIONS = {"primal": {"rank": 4, "rank_multi": 2}, "nystromformer": {"num_landmarks": 4}}
 
@@ -42,14 +42,24 @@ def test_unknown_stack_is_rejected() -> None:
         make("primal")
 
 
-def test_penalty_is_added_with_its_weight() -> None:
+@pytest.mark.parametrize(("reduction", "layers"), [("mean", 2), ("sum", 1)])
+def test_penalty_is_added_with_its_weight(reduction: PenaltyReduction, layers: int) -> None:
     encoder, x, labels = make("primalformer"), torch.randn(4, 6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     output = encoder(x, with_objective=True)
     assert len(output.objectives) == 2
-    penalty = sum(objective.square().mean() for objective in output.objectives)
+    penalty = sum(objective.square().mean() for objective in output.objectives) / layers
     expected = nn.functional.cross_entropy(output.logits, labels) + 0.3 * penalty
-    torch.testing.assert_close(classification_loss(output, labels, eta=0.3), expected)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.0)
+    losses = update(encoder, optimizer, LabeledBatch(x, None, labels), eta=0.3, penalty=reduction)
+    torch.testing.assert_close(losses.total, expected.detach())
     assert encoder(x).objectives == []
+
+
+def test_a_pair_is_one_input_to_the_classifier() -> None:
+    torch.manual_seed(0)
+    shape = EncoderShape(3, 12, "softmax", width=16, num_heads=2, mlp_width=32, dropout=0.0, is_pair=True)
+    encoder = Encoder(nn.Linear(5, 16), shape)
+    assert encoder(torch.randn(6, 7, 5)).logits.shape == (3, 3)
 
 
 def test_too_long_sequence_is_rejected() -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from benchmarks.classify import Losses
-from benchmarks.lra.data import Penalized
+from benchmarks.lra.data import TASKS
 from benchmarks.lra.efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
-from benchmarks.lra.run import Config, main, rows_in_order
+from benchmarks.lra.run import Config, main, make_schedule, rows_in_order
+from benchmarks.published import TABLE_2
+from benchmarks.settings import Primal
 from primal_dt.training.metrics_log import read_metrics
 from tests.benchmarks.test_lra_files import write_cifar
 
@@ -73,10 +75,12 @@ def test_costs_are_measured_in_separate_processes() -> None:
 
 
 @pytest.mark.slow
-def test_training_learns_and_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("select", ["last", "validation"])
+def test_training_learns_and_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str], select: str) -> None:
     labels = np.arange(60) % 2
     write_cifar(tmp_path, np.random.default_rng(0).integers(0, 60, (60, 3072)) + 180 * labels[:, None], labels)
-    config = Config("image", tmp_path, ("primalformer",), steps=8, batch_size=8, lr=1e-2, out=tmp_path / "out")
+    sizes: dict[str, Any] = {"steps": 8, "batch_size": 8, "lr": 1e-2, "select": select, "network": "ours"}
+    config = Config(("primalformer",), task="image", folder=tmp_path, **sizes, out=tmp_path / "out")
     main(config)
     printed = capsys.readouterr().out
     assert "primalformer, seed 0: validation 100.00 %, test 100.00 %" in printed
@@ -84,17 +88,44 @@ def test_training_learns_and_is_not_repeated(tmp_path: Path, capsys: pytest.Capt
     assert "steps: 8 (published: 35,000)" in printed
     folder = config.run_folder("primalformer", 0)
     lines = read_metrics(folder)
-    assert [line["step"] for line in lines] == [8, 8]
+    assert [line["step"] for line in lines] == ([8, 8] if select == "last" else [8, 8, 8])
     assert lines[0]["train/penalty"] > 0
     main(config)
     assert f"(from {folder}; --again to retrain)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_pairs_are_trained_in_the_published_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "eval", "test"):
+        lines = [f"{row % 2}.0\ta\tb\tfirst {row}\tsecond document {row}\n" for row in range(6)]
+        (tmp_path / f"new_aan_pairs.{split}.tsv").write_text("".join(lines))
+    config = Config(("primal-plus",), task="retrieval", folder=tmp_path, steps=2, batch_size=2, out=tmp_path / "out")
+    main(config)
+    assert "| primal-plus |" in capsys.readouterr().out
+    assert read_metrics(config.run_folder("primal-plus", 0))[0]["train/penalty"] >= 0
+
+
 def test_settings_default_to_the_published_ones() -> None:
-    assert Config().penalized("primalformer") == Penalized(20, 0.1)
-    assert Config().penalized("primal-plus") == Penalized(30, 0.05)
-    assert Config(eta=0.0, rank=8).penalized("primal-plus") == Penalized(8, 0.0)
-    assert Config().facts("softmax", 0)["steps"] == 5_000
+    assert Config().primal("primalformer") == Primal(20, 0.1)
+    assert Config().primal("primal-plus") == Primal(30, 0.05)
+    assert Config(eta=0.0, rank=8).primal("primal-plus") == Primal(8, 0.0)
+    assert Config().settings("softmax", 0)["steps"] == 5_000
+    assert TASKS.keys() == TABLE_2.keys()
+
+
+def test_the_schedule_is_the_published_cycle() -> None:
+    """From lr / 25 linearly to lr at the end of the warm-up, and linearly down to almost zero; beta1 the other way."""
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1e-4)
+    schedule = make_schedule(optimizer, 1e-4, 100, 0.2)
+    rates, betas = [], []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        betas.append(optimizer.param_groups[0]["betas"][0])
+        optimizer.step()
+        schedule.step()
+    up, down = np.linspace(1e-4 / 25, 1e-4, 20), np.linspace(1e-4, 1e-4 / 25 / 1e4, 81)
+    np.testing.assert_allclose(rates, [*up, *down[1:]], rtol=1e-6)
+    np.testing.assert_allclose(betas, [*np.linspace(0.95, 0.85, 20), *np.linspace(0.85, 0.95, 81)[1:]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +135,7 @@ def test_settings_default_to_the_published_ones() -> None:
         ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
         ({"lengths": ()}, r"lengths \(0\) must be at least 1"),
         ({"seeds": (1, 1)}, "seeds must have at least one entry and no duplicates"),
-        ({"eta": -0.1}, "eta at least 0"),
+        ({"eta": -0.1}, r"eta \(-0\.1\) must be at least 0"),
         ({"task": "image"}, "image needs --folder"),
     ],
 )

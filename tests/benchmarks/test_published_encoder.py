@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.encoder import EncoderShape, Network
 from benchmarks.published_encoder import LraEncoder, UeaEncoder, build_encoder
+from primal_dt.attention import SoftmaxAttention
 
 Weights = dict[str, Tensor]
 CHANNELS, WIDTH, HEADS, LENGTH, CLASSES, RANK, MULTI = 3, 8, 2, 9, 4, 2, 3
@@ -192,5 +193,7 @@ def test_attention_weights_are_dropped_in_training(network: Network) -> None:
     x = torch.randn(2, 5, CHANNELS, dtype=torch.float64) if network == "uea" else torch.randint(6, (2, 5))
     still = encoder(x).logits
     torch.testing.assert_close(encoder(x).logits, still)
-    encoder.blocks[0].attention.weight_dropout.p = 0.5
+    for layer in encoder.modules():
+        if isinstance(layer, SoftmaxAttention):
+            layer.weight_dropout.p = 0.5
     assert not torch.allclose(encoder(x).logits, still)

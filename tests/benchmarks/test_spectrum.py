@@ -8,6 +8,7 @@ import torch
 
 import train
 from benchmarks.spectrum import Config, explained_at, main, names_of, numbers, spectra_of
+from benchmarks.uea import data
 from benchmarks.uea import run as uea
 from primal_dt.attention import Spectrum
 from tests.conftest import ON_ONE_CORE, SMALL, run_program, small_data
@@ -47,12 +48,14 @@ def test_time_series_encoders_are_analyzed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("aeon")
-    every = {split: uea.read_split("JapaneseVowels", None, split) for split in ("train", "test")}
-    few = {split: uea.Series(series.values[::18], series.labels[::18]) for split, series in every.items()}
-    monkeypatch.setattr(uea, "read_split", lambda dataset, folder, split: few[split])
+    every = {split: data.read_split("JapaneseVowels", None, split) for split in ("train", "test")}
+    few = {split: data.Series(series.values[::18], series.labels[::18]) for split, series in every.items()}
+    monkeypatch.setattr(data, "read_split", lambda dataset, folder, split: few[split])
     folders = []
     for schedule in ("cosine", "constant"):
-        config = uea.Config(epochs=1, attention=("primal-plus",), seeds=(0,), schedule=schedule, out=tmp_path)
+        config = uea.Config(
+            epochs=1, attention=("primal-plus",), seeds=(0,), network="ours", schedule=schedule, out=tmp_path
+        )
         uea.main(config)
         folders.append(config.run_folder("primal-plus", 0))
     main(Config(runs=(*folders, tmp_path), sequences=3, out=tmp_path / "out"))

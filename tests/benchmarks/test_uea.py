@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.uea.schedule import Scores, Search, choice, deal, hold_out
 
-from benchmarks.classify import Losses, Sequences, kept_scores, update
+from benchmarks.classify import Losses, SavedRun, Sequences, saved_run, update
 from benchmarks.encoder import Encoder
+from benchmarks.published_encoder import build_encoder
+from benchmarks.settings import Primal
 from benchmarks.uea import run as uea
-from benchmarks.uea import schedule
-from benchmarks.uea.run import Config, Penalized, findings, load, load_encoder, main, read_split, table, train
+from benchmarks.uea.data import load
+from benchmarks.uea.run import Config, findings, load_encoder, main, table, train
+from primal_dt.attention import PrimalAttention
+from primal_dt.attention.feature_maps import ExponentialMap
 from primal_dt.training.metrics_log import read_metrics
 
 pytest.importorskip("aeon")
@@ -88,7 +91,7 @@ def test_japanese_vowels_come_with_aeon() -> None:
         ({"attention": ("magic",)}, "attention must be among softmax"),
         ({"attention": ("softmax", "softmax")}, "attention must have at least one entry and no duplicates"),
         ({"seeds": ()}, "seeds must have at least one entry"),
-        ({"eta": -1.0}, r"eta \(-1\.0\) at least 0"),
+        ({"eta": -1.0}, r"eta \(-1\.0\) must be at least 0"),
         ({"device": "nonsense"}, "--device nonsense cannot be used"),
     ],
 )
@@ -99,11 +102,23 @@ def test_invalid_settings_are_rejected(own_folders: Path, settings: dict[str, An
 
 def test_settings_default_to_the_papers() -> None:
     config = Config(dataset="JapaneseVowels", eta=0.0)
-    assert config.penalized("primal-plus") == Penalized(30, 0.0, 5)
-    assert config.penalized("primalformer") == Penalized(40, 0.0, 5)
+    assert config.primal("primal-plus") == Primal(30, 0.0, 5)
+    assert config.primal("primalformer") == Primal(40, 0.0, 5)
     assert config.run_folder("primal-plus", 0) != Config(dataset="JapaneseVowels").run_folder("primal-plus", 0)
-    assert Config(dataset="Toy", rank=7).penalized("primal-plus") == Penalized(7, 0.1, 10)
-    assert [Config("PEMS-SF").num_epochs(), Config().num_epochs(), Config(epochs=3).num_epochs()] == [400, 100, 3]
+    assert Config(dataset="Toy", rank=7).primal("primal-plus") == Primal(7, 0.1, 10)
+    epochs = [config.num_epochs for config in (Config(dataset="PEMS-SF"), Config(), Config(epochs=3))]
+    assert epochs == [400, 100, 3]
+
+
+def test_flags_reach_the_primal_layers() -> None:
+    flags = Config(data_dependent=False, feature_map="exponential", scores="e", primal_init="orthonormal")
+    splits = (Sequences([torch.zeros(5, 2)], torch.tensor([0])), Sequences([torch.zeros(7, 2)], torch.tensor([1])))
+    encoder = build_encoder(torch.nn.Linear(2, 512), flags.shape("primal-plus", splits))
+    (layer,) = (module for module in encoder.modules() if isinstance(module, PrimalAttention))
+    assert (layer.data_dependent, layer.scores, layer.init) == (False, "e", "orthonormal")
+    assert isinstance(layer.feature_map, ExponentialMap)
+    assert flags.run_folder("primal-plus", 0) != Config().run_folder("primal-plus", 0)
+    assert flags.run_folder("softmax", 0) == Config().run_folder("softmax", 0)
 
 
 Trained = tuple[Config, str, Path, float]
@@ -112,16 +127,16 @@ Trained = tuple[Config, str, Path, float]
 @pytest.fixture(scope="module", params=["softmax", "primal-plus"])
 def trained(request: pytest.FixtureRequest, toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A finished run: its settings, attention stack, folder and test accuracy."""
-    config = Config("Toy", toy, epochs=4, rank=8, rank_multi=1, out=tmp_path_factory.mktemp("out"))
-    score = train(config, request.param, 0, load("Toy", toy))
-    return config, request.param, config.run_folder(request.param, 0), score
+    config = Config(dataset="Toy", folder=toy, epochs=4, rank=8, rank_multi=1, out=tmp_path_factory.mktemp("out"))
+    run = train(config, request.param, 0, load("Toy", toy))
+    return config, request.param, config.run_folder(request.param, 0), run.scores["test"]
 
 
 @pytest.mark.slow
 def test_training_learns_and_is_reproducible(trained: Trained, toy: Path) -> None:
     config, attention, folder, score = trained
     assert score > 90
-    assert train(config, attention, 0, load("Toy", toy)) == score
+    assert train(config, attention, 0, load("Toy", toy)).scores == {"test": score}
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # the second run replaced the curves of the first
     lines = read_metrics(folder)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
@@ -137,17 +152,21 @@ def test_saved_encoder_has_the_reported_accuracy(trained: Trained) -> None:
     assert 100 * float(correct) == pytest.approx(score)
 
 
+@pytest.mark.slow
 def test_saved_scores_are_used_for_equal_settings_only(trained: Trained) -> None:
     config, attention, folder, score = trained
-    assert kept_scores(folder, config.facts(attention, 0)) == {"test": score}
-    assert kept_scores(folder, config.facts(attention, 1)) is None
-    for other in (replace(config, lr=2e-3), replace(config, folder=folder), replace(config, schedule="cosine")):
-        assert kept_scores(folder, other.facts(attention, 0)) is None
+    saved = saved_run(folder, config.settings(attention, 0))
+    assert saved is not None
+    assert saved.scores == {"test": score}
+    assert saved_run(folder, config.settings(attention, 1)) is None
+    others: list[dict[str, Any]] = [{"lr": 2e-3}, {"folder": folder}, {"schedule": "cosine"}, {"network": "ours"}]
+    for other in others:
+        assert saved_run(folder, replace(config, **other).settings(attention, 0)) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last_loss", [50.0, math.nan])
-def test_diverged_training_returns_to_its_best_epoch(
+def test_recover_returns_to_the_best_epoch(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_loss: float
 ) -> None:
     weights: list[dict[str, torch.Tensor]] = []  # after each update
@@ -157,20 +176,23 @@ def test_diverged_training_returns_to_its_best_epoch(
         weights.append(deepcopy(model.state_dict()))
         if len(weights) <= 6:  # 40 series in batches of 16 are 3 updates an epoch
             return losses
-        torch.nn.init.constant_(model.head.weight, math.nan)
+        torch.nn.init.constant_(model.positions, math.nan)
         return losses._replace(total=torch.tensor(last_loss))
 
     monkeypatch.setattr(uea, "update", diverge_in_epoch_3)
-    config = Config("Toy", toy, epochs=3, out=tmp_path)
-    train(config, "softmax", 0, load("Toy", toy))
+    config = Config(dataset="Toy", folder=toy, epochs=3, recover=True, out=tmp_path)
+    run = train(config, "softmax", 0, load("Toy", toy))
     saved, _ = load_encoder(config.run_folder("softmax", 0), 1)
     assert all(torch.equal(value, weights[5][name]) for name, value in saved.state_dict().items())
     assert "in epoch 2" in capsys.readouterr().out
+    assert run.epoch == 2
+    assert "*" in table(replace(config, seeds=(0,)), {"softmax": [run]})  # the table says so
 
 
 @pytest.mark.slow
 def test_finished_training_is_not_repeated(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = Config("Toy", toy, ("primal-plus",), seeds=(0,), epochs=1, rank=8, rank_multi=1, out=tmp_path)
+    sizes: dict[str, Any] = {"epochs": 1, "rank": 8, "rank_multi": 1, "network": "ours"}
+    config = Config(("primal-plus",), (0,), dataset="Toy", folder=toy, **sizes, out=tmp_path)
     main(config)
     weights = config.run_folder("primal-plus", 0) / "weights.pt"
     stamp = weights.stat().st_mtime_ns
@@ -207,79 +229,9 @@ def test_unusable_files_are_rejected(tmp_path: Path, content: str, message: str)
 def test_table_has_the_paper_beside_ours() -> None:
     config = Config(dataset="JapaneseVowels", attention=("softmax", "primal-plus"), seeds=(0, 1))
     scores = {"softmax": [98.0, 99.0], "primal-plus": [97.0, 97.0]}
-    text = table(config, scores)
-    assert "| softmax        |       98.5 ± 0.7 | 98.0 to 99.0 |  98.7 |" in text
+    runs = {name: [SavedRun({"test": score}, None, 1000) for score in seen] for name, seen in scores.items()}
+    text = table(config, runs)
+    assert "| softmax        |       98.5 ± 0.7 | 98.0 to 99.0 |  98.7 |      1,000 |" in text
     assert "rank 30, eta 0.2, rank_multi 5" in text
-    assert list(findings(config, scores)) == ["* [MISSED] primal-plus: 97.0 % (bar: at least 98.0 %)"]
-    assert list(findings(Config(dataset="Other"), scores)) == []
-
-
-def test_folds_partition_each_class() -> None:
-    labels = ["a"] * 7 + ["b"] * 11 + ["c"] * 2
-    folds = deal(labels, 3, seed=0)
-    assert sorted(row for fold in folds for row in fold) == list(range(20))
-    for name in "abc":
-        counts = [sum(labels[row] == name for row in fold) for fold in folds]
-        assert max(counts) - min(counts) <= 1
-    assert deal(labels, 3, seed=0) == folds != deal(labels, 3, seed=1)
-
-
-def test_held_out_fold_does_not_affect_the_scale(toy: Path) -> None:
-    training = read_split("Toy", toy, "train")
-    training.values[5][:] += 1e6
-    others, held = hold_out(training, [5, 8])
-    assert (len(others.tokens), len(held.tokens)) == (38, 2)
-    check_standardized(others)
-    assert float(held.tokens[0].min()) > 1e4
-    assert held.labels.tolist() == [1, 0]
-
-
-def test_tied_schedules_default_to_the_papers() -> None:
-    scores: Scores = {("softmax", "constant"): [90.0, 92.0], ("softmax", "cosine"): [80.0, 80.0]}
-    scores |= {("primal-plus", "constant"): [50.0, 50.0], ("primal-plus", "cosine"): [61.0, 61.0]}
-    assert choice(scores) == "constant"  # both means are 70.5
-    scores["primal-plus", "cosine"] = [61.0, 61.1]
-    assert choice(scores) == "cosine"
-    text = schedule.table(Search("Toy", attention=("softmax", "primal-plus")), scores)
-    assert "| mean of all      |      70.50 |      70.53 |" in text
-
-
-@pytest.fixture
-def search(tmp_path: Path) -> Search:
-    """A search in a folder without a test split."""
-    write(tmp_path, "TRAIN", 40, 0)
-    return Search("Toy", tmp_path, ("softmax",), seeds=(3,), folds=2, epochs=2, out=tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_schedule_search_needs_no_test_split(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
-    schedule.main(search)
-    printed = capsys.readouterr().out
-    losses = {}
-    for name in ("constant", "cosine"):
-        lines = read_metrics(search.out / f"Toy__softmax__{name}__fold1of2__s3")
-        losses[name] = [line["train/loss"] for line in lines if "train/loss" in line]
-        assert f"softmax, {name}, seed 3, fold 1 of 2: {lines[-1]['held-out/accuracy']:.1f} %" in printed
-    assert losses["constant"][0] == losses["cosine"][0]  # the rate falls after the first epoch
-    assert losses["constant"][1] != losses["cosine"][1]
-    saved = json.loads((search.out / "Toy.json").read_text())
-    assert [len(entry["scores"]) for entry in saved["held_out_accuracy"]] == [2, 2]
-
-
-@pytest.mark.slow
-def test_finished_trials_are_reused(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
-    search = replace(search, epochs=1)
-    schedule.main(search)
-    printed = capsys.readouterr().out
-    stamps = {path: path.stat().st_mtime_ns for path in search.out.glob("*/metrics.jsonl")}
-    assert len(stamps) == 4
-    schedule.main(search)
-    assert capsys.readouterr().out == printed
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-
-
-def test_invalid_numbers_of_folds_are_rejected(search: Search) -> None:
-    with pytest.raises(ValueError, match=r"folds \(1\) must be at least 2"):
-        Search(folds=1)
-    with pytest.raises(ValueError, match=r"folds \(41\) must be at most the number of training series \(40\)"):
-        schedule.main(replace(search, folds=41))
+    assert list(findings(config, runs)) == ["* [MISSED] primal-plus: 97.0 % (bar: at least 98.0 %)"]
+    assert list(findings(Config(dataset="Other", seeds=(0, 1)), runs)) == []

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from primal_dt.attention import PenaltyReduction
 from primal_dt.data.sampler import Batch
 from primal_dt.model.loss import loss_terms
 from primal_dt.model.transformer import ModelOutput
@@ -12,11 +13,12 @@ from primal_dt.model.transformer import ModelOutput
 from .small import make_batch, make_model, part_of
 
 
-def test_the_terms_equal_a_plain_loop() -> None:
+@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 2), ("sum", 1)])
+def test_the_terms_equal_a_plain_loop(reduction: PenaltyReduction, divisor: int) -> None:
     lengths = (6, 2, 1)
     batch = make_batch(*lengths)
     output = ModelOutput(torch.randn_like(batch.actions), {1: torch.randn(3).double(), 2: torch.randn(3).double()})
-    terms = loss_terms(output, batch, eta=0.3)
+    terms = loss_terms(output, batch, eta=0.3, penalty=reduction)
     errors = [
         float((output.actions[b, t, a] - batch.actions[b, t, a]) ** 2)
         for b, length in enumerate(lengths)
@@ -24,7 +26,7 @@ def test_the_terms_equal_a_plain_loop() -> None:
         for a in range(2)
     ]
     action_mse = sum(errors) / len(errors)
-    penalty = sum(float(j) ** 2 for values in output.objectives.values() for j in values) / 3
+    penalty = sum(float(j) ** 2 for values in output.objectives.values() for j in values) / 3 / divisor
     assert float(terms.action_mse) == pytest.approx(action_mse)
     assert float(terms.penalty) == pytest.approx(penalty)
     assert float(terms.total) == pytest.approx(action_mse + 0.3 * penalty)
