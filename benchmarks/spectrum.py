@@ -2,7 +2,8 @@
 
 Reads run folders of ``train.py`` (Decision Transformers, on windows of their data set) and of ``benchmarks.uea`` (time
 series encoders, on their test series). For every layer it reports which share of the singular values of the attention
-or kernel matrix explains 90 % of the variance, and the effective rank. Both are means over sequences and heads.
+or kernel matrix explains 90 % of the variance, the effective rank, and the mean distance between its heads (0: equal,
+1.41: orthogonal). They are means over sequences, the first two also over heads.
 """
 
 import json
@@ -10,16 +11,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
+from torch import nn
 
 from benchmarks.classify import RESULT
 from benchmarks.program import run_program
 from benchmarks.uea.run import load_encoder
 from envs.datasets.load import reload_dataset
-from primal_dt.attention import Spectrum, model_spectra
+from primal_dt.attention import AttentionLayer, Spectrum, model_head_distances, model_spectra
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.system.files import atomic_write
+from primal_dt.system.provenance import commit
 from primal_dt.system.table import format_table
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.run_folder import read_record
@@ -45,23 +49,37 @@ class Config:
             raise ValueError("sequences must be at least 1, and variance above 0 and at most 1")
 
 
-def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
-    """Compute the spectrum of each layer of a run: name -> spectrum, from the first layer."""
+def model_of(folder: Path, sequences: int) -> tuple[nn.Module, tuple[object, ...]]:
+    """Load the model of a run, and inputs for it."""
     if (folder / RESULT).is_file():
         encoder, batch = load_encoder(folder, sequences)
-        found = model_spectra(encoder, batch.x, batch.valid)
-    else:
-        record = read_record(folder)
-        _, checkpoint, _ = CheckpointFolder(folder / "checkpoints").newest()
-        sampler = WindowSampler(
-            reload_dataset(record).trajectories,
-            checkpoint.normalizer,
-            context=record.config.model.context,
-            batch_size=sequences,
-            seed=0,
-        )
-        found = model_spectra(checkpoint.model().eval(), sampler.batch(0))
-    return {f"layer {number}": spectrum for number, spectrum in enumerate(found.values(), 1)}
+        return encoder, (batch.x, batch.valid)
+    record = read_record(folder)
+    _, checkpoint, _ = CheckpointFolder(folder / "checkpoints").newest()
+    sampler = WindowSampler(
+        reload_dataset(record).trajectories,
+        checkpoint.normalizer,
+        context=record.config.model.context,
+        batch_size=sequences,
+        seed=0,
+    )
+    return checkpoint.model(), (sampler.batch(0),)
+
+
+def spectra_of(folder: Path, sequences: int) -> dict[str, Spectrum]:
+    """Compute the spectrum of each layer of a run: name -> spectrum, from the first layer."""
+    model, inputs = model_of(folder, sequences)
+    return {f"layer {number}": spectrum for number, spectrum in enumerate(model_spectra(model, *inputs).values(), 1)}
+
+
+def head_distances_of(folder: Path, sequences: int) -> dict[str, float | None]:
+    """Compute the mean distance between the heads of each layer of a run: name -> distance; None with one head."""
+    model, inputs = model_of(folder, sequences)
+    layers = [layer for layer in model.modules() if isinstance(layer, AttentionLayer)]
+    if any(layer.num_heads == 1 for layer in layers):
+        return {f"layer {number}": None for number in range(1, len(layers) + 1)}
+    found = model_head_distances(model, *inputs).values()
+    return {f"layer {number}": float(distance.mean()) for number, distance in enumerate(found, 1)}
 
 
 def numbers(spectrum: Spectrum, variance: float) -> tuple[float, float, float]:
@@ -111,6 +129,17 @@ def save_plot(every: Mapping[str, Mapping[str, Spectrum]], path: Path, *, varian
         figure.savefig(file, format="png", dpi=120)
 
 
+def table(content: Mapping[str, Any]) -> str:
+    """Table of the numbers of each layer, from the content of ``spectrum.json``."""
+    rows = [
+        [name, layer, f"{share:.1f} %", f"{rank:.1f}", f"{relative:.0f} %", "" if heads is None else f"{heads:.2f}"]
+        for name, layers in content["runs"].items()
+        for layer, (share, relative, rank, heads) in layers.items()
+    ]
+    variance = f"singular values for {100 * content['variance']:g} %"
+    return format_table(["run", "layer", variance, "effective rank", "of the tokens", "head distance"], rows)
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like a run of train.py or benchmarks.uea."""
     return (folder / RESULT).is_file() or (folder / "config.json").is_file()
@@ -132,19 +161,17 @@ def main(config: Config) -> None:
     every = {
         name: spectra_of(folder, config.sequences) for name, folder in zip(names_of(folders), folders, strict=True)
     }
-    content = {
-        name: {layer: numbers(spectrum, config.variance) for layer, spectrum in spectra.items()}
+    distances = {name: head_distances_of(folder, config.sequences) for name, folder in zip(every, folders, strict=True)}
+    runs = {
+        name: {
+            layer: [*numbers(spectrum, config.variance), distances[name][layer]] for layer, spectrum in spectra.items()
+        }
         for name, spectra in every.items()
     }
-    rows = [
-        [name, layer, f"{share:.1f} %", f"{rank:.1f}", f"{relative:.0f} %"]
-        for name, layers in content.items()
-        for layer, (share, relative, rank) in layers.items()
-    ]
-    header = ["run", "layer", f"singular values for {100 * config.variance:g} %", "effective rank", "of the tokens"]
-    print(format_table(header, rows))
+    content = {"variance": config.variance, "sequences": config.sequences, "runs": runs, "commit": commit()}
+    print(table(content))
     with atomic_write(config.out / "spectrum.json") as file:
-        file.write(json.dumps({"variance": config.variance, "runs": content}, indent=1).encode())
+        file.write(json.dumps(content, indent=1).encode())
     save_plot(every, config.out / "spectrum.png", variance=config.variance)
     print(f"\nSaved spectrum.json and spectrum.png in {config.out}")
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from primal_dt.system.files import atomic_write
 from primal_dt.system.provenance import provenance
 from primal_dt.system.table import format_table
 
-__all__ = ["report_efficiency"]
+__all__ = ["ROWS", "Cell", "cost_table", "report_efficiency"]
 
 CANONICAL, PRIMALFORMER = "softmax, matrix in memory", "primalformer"
 IN_MEMORY: dict[str, Any] = {"fused": False}
@@ -142,7 +142,7 @@ def report_efficiency(
         for length in lengths
         for cell in measure_length(ROWS, length, batch_size=batch_size, seconds=seconds, device=device)
     }
-    print(tables(cells, lengths, batch_size))
+    print(f"Batches of {batch_size}; the paper's values, on a V100, are in parentheses.\n\n{tables(cells)}")
     with atomic_write(out / "efficiency.json") as file:
         content: dict[str, Any] = {
             "torch": torch.__version__,
@@ -155,36 +155,32 @@ def report_efficiency(
     print(f"\nSaved efficiency.json in {out}")
 
 
-def tables(cells: Cells, lengths: tuple[int, ...], batch_size: int) -> str:
-    """Tables of seconds per 1,000 steps, of memory, and of both against canonical attention, beside the paper's."""
-
-    def table(title: str, show: Callable[[str, int], str]) -> str:
-        header = [f"batch {batch_size}", *(f"{length:,} tokens" for length in lengths)]
-        return f"### {title}\n\n{format_table(header, [[row, *(show(row, n) for n in lengths)] for row in ROWS])}"
-
-    def fits(row: str, length: int, text: str) -> str:
-        return text if cells[row, length].fits else "does not fit"
-
-    def ratio(row: str, length: int, value: float, published: str) -> str:
-        if not cells[CANONICAL, length].fits:
-            return "no reference"
-        return fits(row, length, f"{value:.1f}{_paper(published, row, length)}")
-
-    against = "canonical attention with the matrix in memory (in brackets: the paper, on a V100)"
-    parts = [
-        table(f"Seconds per {STEPS:,} steps", lambda row, n: fits(row, n, f"{STEPS * cells[row, n].seconds:,.0f}")),
-        table(
-            "Peak memory of a step above rest, MiB",
-            lambda row, n: fits(row, n, f"{cells[row, n].memory_mib:,.0f}"),
-        ),
-        table(f"Times as fast as {against}", lambda row, n: ratio(row, n, _speed(cells, row, n), "seconds")),
-        table(
-            f"Times less memory than {against}",
-            lambda row, n: ratio(row, n, _saving(cells, row, n), "gigabytes"),
-        ),
-        "\n".join(findings(cells, lengths)),
-    ]
+def tables(cells: Cells) -> str:
+    """Tables of speed and of memory against canonical attention, beside the paper's, and the bars."""
+    parts = [cost_table(cells, "seconds"), cost_table(cells, "gigabytes"), "\n".join(findings(cells))]
     return "\n\n".join(parts)
+
+
+def cost_table(cells: Cells, quantity: Literal["seconds", "gigabytes"]) -> str:
+    """Ratios to canonical attention at each length (the paper's in parentheses), and the cost at the longest length."""
+    lengths = sorted({length for _, length in cells})
+    rows = []
+    for row in ROWS:
+        shown = [_ratio(cells, row, length, quantity) for length in lengths]
+        longest = cells[row, lengths[-1]]
+        cost = f"{STEPS * longest.seconds:,.0f}" if quantity == "seconds" else f"{longest.memory_mib:,.0f}"
+        rows.append([row, *shown, cost if longest.fits else "does not fit"])
+    title = "times as fast" if quantity == "seconds" else "times less memory"
+    unit = f"s per {STEPS:,} steps" if quantity == "seconds" else "MiB"
+    header = [title, *(f"{length:,} tokens" for length in lengths), f"{unit} at {lengths[-1]:,}"]
+    return format_table(header, rows)
+
+
+def _ratio(cells: Cells, row: str, length: int, quantity: Literal["seconds", "gigabytes"]) -> str:
+    if not cells[CANONICAL, length].fits or not cells[row, length].fits:
+        return "no reference" if cells[row, length].fits else "does not fit"
+    value = (_speed if quantity == "seconds" else _saving)(cells, row, length)
+    return f"{value:.1f}{_paper(quantity, row, length)}"
 
 
 def _speed(cells: Cells, row: str, length: int) -> float:
@@ -202,9 +198,9 @@ def _paper(quantity: str, row: str, length: int) -> str:
     return f" ({published['softmax'] / published[ROWS[row].stack]:.1f})"
 
 
-def findings(cells: Cells, lengths: tuple[int, ...]) -> list[str]:
+def findings(cells: Cells) -> list[str]:
     """Compare the results at 4,096 tokens with their bars."""
-    if 4096 not in lengths:
+    if (CANONICAL, 4096) not in cells:
         return []
     if not cells[CANONICAL, 4096].fits:
         return ["* [not measured] canonical attention does not fit at 4,096 tokens: use a smaller --efficiency-batch"]

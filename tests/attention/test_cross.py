@@ -50,7 +50,7 @@ def test_cross_attention_equals_its_reference(side: str) -> None:
     torch.testing.assert_close(objective, torch.stack([term for _, term in slow]))
     weights = list(layer.parameters())
     loss = hidden.sin().sum() + objective.square().sum()
-    expected_loss = sum(out.sin().sum() + term.square() for out, term in slow)
+    expected_loss = torch.stack([out.sin().sum() + term.square() for out, term in slow]).sum()
     torch.testing.assert_close(
         torch.autograd.grad(loss, weights), torch.autograd.grad(expected_loss, weights), rtol=1e-6, atol=1e-9
     )

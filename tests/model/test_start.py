@@ -90,7 +90,8 @@ def test_dropped_weights_come_from_the_given_generator() -> None:
     """Not from torch's, which threads share. A tenth of the weights is zero, the others are scaled up."""
     torch.manual_seed(0)
     layer = SoftmaxAttention(width=8, num_heads=2, causal=True, attention_dropout=0.1, right_padded=True).train()
-    x, outputs = torch.randn(4, 30, 8), []
+    x = torch.randn(4, 30, 8)
+    outputs: list[Tensor] = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed + len(outputs))  # must not matter
         with masks_from(torch.Generator().manual_seed(seed)):

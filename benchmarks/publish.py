@@ -1,0 +1,134 @@
+"""Collects the raw results of finished runs in benchmarks/results, and writes the tables of docs/results.md from them.
+
+Give run folders to add their results: runs of ``train.py`` that ``evaluate.py`` has evaluated, and runs of
+``benchmarks.uea``. A run replaces an earlier one with the same settings and seed. Without folders, only the tables are
+written. A test checks that the page has exactly the tables that these files give.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from benchmarks.classify import RESULT
+from benchmarks.program import run_program
+from benchmarks.result_tables import TABLES
+from primal_dt.system.files import atomic_write
+from primal_dt.training.metrics_log import read_metrics
+from primal_dt.training.run_folder import read_record
+
+__all__ = ["RESULTS", "policy_row", "render", "uea_row"]
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+POLICIES, UEA = "policies.json", "uea.json"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to collect."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Folders of finished runs."""
+
+
+def policy_row(folder: Path) -> Row:
+    """The result of a run of ``train.py``: its settings, and the returns of its evaluated episodes by target.
+
+    Raises:
+        ValueError: if the run has not been evaluated, or in more than one way.
+    """
+    record = read_record(folder)
+    files = sorted((folder / "evaluations").glob("*.jsonl"))
+    if len(files) != 1:
+        raise ValueError(f"{folder} has {len(files)} evaluations, and must have one: run evaluate.py {folder}")
+    head, *lines = (json.loads(line) for line in files[0].read_text().splitlines())
+    targets: dict[str, dict[str, list[float]]] = {}
+    for line in sorted(lines, key=lambda line: line["seed"]):
+        of_target = targets.setdefault(f"{line['target']:g}", {"returns": [], "lengths": []})
+        of_target["returns"].append(round(line["total_reward"], 2))
+        of_target["lengths"].append(line["length"])
+    config, task = record.config, record.task
+    return {
+        "dataset": config.dataset,
+        "seed": config.run.seed,
+        "settings": asdict(config.model) | asdict(config.optimizer),
+        "num_parameters": record.num_parameters,
+        "commit": record.provenance["commit"],
+        "env_id": head["env_id"],
+        "random_return": task.reference.random_return,
+        "expert_return": task.reference.expert_return,
+        "headline": f"{task.headline:g}",
+        "targets": targets,
+    }
+
+
+def uea_row(folder: Path) -> Row:
+    """The result of a run of ``benchmarks.uea``, and the means over its first and its last epoch."""
+    content = json.loads((folder / RESULT).read_text())
+    epochs = [line for line in read_metrics(folder) if "train/loss" in line]
+    return {
+        "settings": content["settings"],
+        "test_accuracy": content["scores"]["test"],
+        "num_parameters": content["num_parameters"],
+        "commit": content["commit"],
+        "epoch": content["epoch"],
+        "epochs": [
+            {name: line[name] for name in line if name.startswith("train/")} for line in (epochs[0], epochs[-1])
+        ],
+    }
+
+
+def key_of(row: Row) -> str:
+    """What identifies a run: its settings and seed."""
+    return json.dumps([row.get("dataset"), row.get("seed"), row["settings"]], sort_keys=True)
+
+
+def merge(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a file of results, one line each. A row replaces the one with the same key."""
+    known = {key_of(row): row for row in read_rows(path)}
+    known |= {key_of(row): row for row in rows}
+    lines = ",\n".join(json.dumps(known[key]) for key in sorted(known))
+    with atomic_write(path) as file:
+        file.write(f"[\n{lines}\n]\n".encode())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file of results; none if it does not exist."""
+    return json.loads(path.read_text()) if path.is_file() else []
+
+
+def render(page: str, tables: Mapping[str, Callable[[Mapping[str, Any]], str]] = TABLES) -> str:
+    """Return the page with the text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` made from the results.
+
+    Raises:
+        ValueError: if the page lacks a table, or has one that is not known.
+    """
+    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    for name, table in tables.items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"the page must have the lines {begin.strip()} and {end} once each")
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{table(results)}\n\n{end}{rest.partition(end)[2]}"
+    if page.count("<!-- begin ") > len(tables):
+        raise ValueError(f"the page has a table that is not among {', '.join(tables)}")
+    return page
+
+
+def main(config: Config) -> None:
+    """Collect, and write the page."""
+    encoders = [folder for folder in config.runs if (folder / RESULT).is_file()]
+    merge(RESULTS / UEA, map(uea_row, encoders))
+    merge(RESULTS / POLICIES, (policy_row(folder) for folder in config.runs if folder not in encoders))
+    with atomic_write(PAGE) as file:
+        file.write(render(PAGE.read_text()).encode())
+    print(f"Added {len(config.runs)} runs; wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    run_program(main, Config, name="benchmarks.publish", description=__doc__)

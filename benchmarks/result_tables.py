@@ -1,0 +1,303 @@
+"""The tables of docs/results.md, as functions of the raw results in benchmarks/results.
+
+A row of results has the settings of a run, its commit and its scores. Cells that have not been measured are empty.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from benchmarks.classify import spread
+from benchmarks.lra.efficiency import ROWS, Cell, cost_table
+from benchmarks.published import TABLE_1, TABLE_6, UEA_SETTINGS
+from benchmarks.settings import Primal
+from benchmarks.spectrum import table as spectrum_table
+from primal_dt.system.table import format_table
+
+__all__ = ["TABLES"]
+
+Row = dict[str, Any]
+Rows = Mapping[str, Any]
+"""Name of a file in benchmarks/results, without its suffix -> its content."""
+UEA_RUN: dict[str, Any] = {
+    "network": "published",
+    "epochs": 100,
+    "schedule": "constant",
+    "recover": False,
+    "batch_size": 16,
+    "lr": 1e-3,
+}
+DATASETS = ("JapaneseVowels", "Handwriting")
+PRIMAL = ("primal-plus", "primalformer")
+
+
+def uea_rows(rows: Rows, dataset: str, attention: str, **changes: Any) -> list[Row]:
+    """The runs of a stack in the published network with the published settings, except for ``changes``, by seed."""
+    wanted = UEA_RUN | {"dataset": dataset, "attention": attention}
+    if attention in PRIMAL:
+        published = UEA_SETTINGS[dataset]
+        own = published.primalformer if attention == "primalformer" else published.primal_plus
+        wanted |= vars(Primal(*own)) | changes
+    found = [
+        row for row in rows.get("uea", ()) if all(row["settings"].get(name) == value for name, value in wanted.items())
+    ]
+    return sorted(found, key=lambda row: row["settings"]["seed"])
+
+
+def accuracy(found: Sequence[Row], seeds: Sequence[int]) -> str:
+    """Mean and spread over these seeds; empty unless all of them are there."""
+    scores = [row["test_accuracy"] for row in found if row["settings"]["seed"] in seeds]
+    return spread(scores) if len(scores) == len(seeds) else ""
+
+
+def commits(found: Sequence[Row]) -> str:
+    """The commits that the rows are from."""
+    names = sorted({str(row["commit"])[:7] for row in found})
+    return f"Commit {names[0]}." if len(names) == 1 else f"Commits {', '.join(names)}."
+
+
+def uea_published(rows: Rows) -> str:
+    """Both data sets in the published network, beside Table 1."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for dataset in DATASETS:
+        for attention in ("softmax", *PRIMAL):
+            found = uea_rows(rows, dataset, attention)
+            used += found
+            scores = [row["test_accuracy"] for row in found]
+            if scores:
+                own = f"{min(scores):.1f} to {max(scores):.1f}"
+                paper = f"{TABLE_1[dataset][attention]:.1f}"
+                cells.append([dataset, attention, spread(scores), own, str(len(scores)), paper, parameters(found)])
+    header = ["data set", "attention", "test accuracy, %", "range", "seeds", "paper", "parameters"]
+    return f"{format_table(header, cells)}\n\n{commits(used)}" if cells else "Not measured yet."
+
+
+def parameters(found: Sequence[Row]) -> str:
+    """The number of parameters of a stack."""
+    return f"{found[0]['num_parameters']:,}"
+
+
+def uea_init(rows: Rows) -> str:
+    """The two starts of W_e and W_r, three seeds."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for attention in PRIMAL:
+        before, after = (uea_rows(rows, "JapaneseVowels", attention, init=init) for init in ("orthonormal", "unit"))
+        used += before + after
+        for name, found in (("orthonormal columns (before)", before), ("norm 1 (published)", after)):
+            three = [row for row in found if row["settings"]["seed"] in (0, 1, 2)]
+            first = [
+                f"{statistics.mean(row['epochs'][0][curve] for row in three):.3g}" if three else ""
+                for curve in ("train/loss", "train/penalty")
+            ]
+            cells.append([attention, name, *first, accuracy(found, (0, 1, 2))])
+    header = ["JapaneseVowels", "start", "loss, epoch 1", "mean J^2, epoch 1", "test accuracy, %"]
+    return f"{format_table(header, cells)}\n\n{commits(used)}" if used else "Not measured yet."
+
+
+def uea_table6(rows: Rows) -> str:
+    """PrimalFormer by rank and eta, one seed a cell, beside Table 6."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    etas = (0.0, 0.1, 0.2, 0.5)
+    for rank in (20, 30, 40):
+        line = [str(rank)]
+        for eta in etas:
+            found = [
+                row
+                for row in uea_rows(rows, "JapaneseVowels", "primalformer", rank=rank, eta=eta)
+                if row["settings"]["seed"] == 0
+            ]
+            used += found
+            paper = TABLE_6["JapaneseVowels"][rank, eta]
+            line.append(f"{found[0]['test_accuracy']:.1f} ({paper:.1f})" if found else f"({paper:.1f})")
+        cells.append(line)
+    table = format_table(["rank", *(f"eta {eta:g}" for eta in etas)], cells)
+    return f"{table}\n\n{commits(used)}" if used else "Not measured yet."
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as published": ({}, {}),
+    "e alone": ({"scores": "e"}, {"scores": "e"}),
+    "r alone": ({"scores": "r"}, {"scores": "r"}),
+    "exponential map": ({"feature_map": "exponential"}, {"feature_map": "exponential"}),
+    "data-independent weights": ({"data_dependent": False}, {}),
+}
+"""Variant of Primal.+ -> its changes on UEA and in the Decision Transformer, whose weights never depend on the data."""
+
+
+def variants(rows: Rows) -> str:
+    """What each part of the layer brings, three seeds."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for name, (uea_changes, policy_changes) in VARIANTS.items():
+        found = uea_rows(rows, "JapaneseVowels", "primal-plus", **uea_changes)
+        policies = policy_rows(rows, "primal/hopper/medium-replay-v0", "primal-plus", SHORT | policy_changes)
+        shown = "the same as above" if policy_changes == {} and uea_changes else headline(policies)
+        used += found + policies
+        cells.append([name, accuracy(found, (0, 1, 2)), shown])
+    header = ["Primal.+", "JapaneseVowels, test accuracy, %", "Hopper medium-replay, normalized return"]
+    return f"{format_table(header, cells)}\n\n{commits(used)}" if used else "Not measured yet."
+
+
+def heads(rows: Rows) -> str:
+    """Attention-BN and Attention-SH beside softmax attention, three seeds."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for attention in ("softmax", "attention_bn", "attention_sh"):
+        found = [uea_rows(rows, dataset, attention) for dataset in DATASETS]
+        used += [row for one in found for row in one]
+        cells.append([attention, *(accuracy(one, (0, 1, 2)) for one in found)])
+    table = format_table(["test accuracy, %", *DATASETS], cells)
+    return f"{table}\n\n{commits(used)}" if used else "Not measured yet."
+
+
+LONG: dict[str, Any] = {"steps": 5000, "rank": None, "scores": "both", "feature_map": "cosine", "primal_init": "unit"}
+SHORT: dict[str, Any] = LONG | {"steps": 2000}
+
+
+def policy_rows(rows: Rows, dataset: str, attention: str, settings: Mapping[str, Any]) -> list[Row]:
+    """The runs of a stack on a data set with these settings, on seeds that results are reported for, by seed."""
+    wanted = {"attention": attention, **settings}
+    found = [
+        row
+        for row in rows.get("policies", ())
+        if row["dataset"] == dataset
+        and row["seed"] < 100
+        and all(row["settings"][name] == value for name, value in wanted.items())
+    ]
+    return sorted(found, key=lambda row: row["seed"])
+
+
+def score_of(row: Row, target: str) -> float:
+    """Mean normalized return of a run at a target."""
+    mean = statistics.mean(row["targets"][target]["returns"])
+    return 100 * (mean - row["random_return"]) / (row["expert_return"] - row["random_return"])
+
+
+def headline(found: Sequence[Row]) -> str:
+    """Normalized return at the headline target, mean and spread over seeds; empty without runs."""
+    return spread([score_of(row, row["headline"]) for row in found]) if found else ""
+
+
+def policies(rows: Rows) -> str:
+    """Primal.+DT and the canonical Decision Transformer on the built-in Hopper medium-expert data."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for attention in ("primal-plus", "softmax"):
+        found = policy_rows(rows, "primal/hopper/medium-expert-v0", attention, LONG)
+        used += found
+        for target in found[0]["targets"] if found else ():
+            scores = [score_of(row, target) for row in found]
+            mark = "*" if target == found[0]["headline"] else ""
+            episodes = len(found[0]["targets"][target]["returns"])
+            mean = statistics.mean(statistics.mean(row["targets"][target]["returns"]) for row in found)
+            cells.append([attention, f"{target}{mark}", spread(scores), f"{mean:.0f}", str(len(found)), str(episodes)])
+    header = ["policy", "target", "normalized return", "return", "seeds", "episodes"]
+    return f"{format_table(header, cells)}\n\n{commits(used)}" if cells else "Not measured yet."
+
+
+RL_DATA = ("primal/walker2d/medium-expert-v0", "primal/hopper/medium-replay-v0")
+
+
+def policy_init(rows: Rows) -> str:
+    """The two starts of W_e and W_r in the Decision Transformer, three seeds."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for dataset in RL_DATA:
+        found = [
+            policy_rows(rows, dataset, "primal-plus", SHORT | {"primal_init": init}) for init in ("orthonormal", "unit")
+        ]
+        used += [row for one in found for row in one]
+        cells.append([dataset, *map(headline, found)])
+    header = ["normalized return", "orthonormal columns (before)", "norm 1 (published)"]
+    return f"{format_table(header, cells)}\n\n{commits(used)}" if used else "Not measured yet."
+
+
+def quick_init(rows: Rows) -> str:
+    """The choice of the start for the preset quick, on seeds that no result is reported for."""
+    starts = ("published", "small")
+    chosen = [row for row in rows.get("policies", ()) if row["seed"] >= 100]
+    cells = []
+    for dataset in RL_DATA:
+        for seed in sorted({row["seed"] for row in chosen}):
+            line = [dataset, str(seed)]
+            for start in starts:
+                found = [
+                    row
+                    for row in chosen
+                    if (row["dataset"], row["seed"], row["settings"]["init"]) == (dataset, seed, start)
+                ]
+                line.append(headline(found))
+            cells.append(line)
+    if not cells:
+        return "Not measured yet."
+    means = [
+        statistics.mean(score_of(row, row["headline"]) for row in chosen if row["settings"]["init"] == start)
+        for start in starts
+    ]
+    cells.append(["mean", "", *(f"{mean:.1f}" for mean in means)])
+    return f"{format_table(['normalized return', 'seed', *starts], cells)}\n\n{commits(chosen)}"
+
+
+def equal_parameters(rows: Rows) -> str:
+    """Softmax and primal-plus with as many parameters, three seeds."""
+    cells: list[list[str]] = []
+    used: list[Row] = []
+    for attention, rank in (("softmax", None), ("primal-plus", 32)):
+        found = policy_rows(rows, "primal/hopper/medium-replay-v0", attention, SHORT | {"rank": rank})
+        used += found
+        if found:
+            name = attention if rank is None else f"{attention}, rank {rank}"
+            cells.append([name, parameters(found), headline(found), str(len(found))])
+    header = ["Hopper medium-replay", "parameters", "normalized return", "seeds"]
+    return f"{format_table(header, cells)}\n\n{commits(used)}" if used else "Not measured yet."
+
+
+def lra_cells(rows: Rows) -> dict[tuple[str, int], Cell]:
+    """The measured costs of a training step: (row, length) -> cell. What did not fit in memory is not in the file."""
+    cells = [Cell(**cell) for cell in rows["lra_efficiency"]["cells"]]
+    missing = {(row, cell.length): Cell(row, cell.length, math.inf, math.inf) for row in ROWS for cell in cells}
+    return missing | {(cell.row, cell.length): cell for cell in cells}
+
+
+def lra_cost(quantity: Literal["seconds", "gigabytes"]) -> Callable[[Rows], str]:
+    """Time or memory of a training step against canonical attention, beside Table 3."""
+    return from_file("lra_efficiency", lambda rows: cost_table(lra_cells(rows), quantity))
+
+
+def spectra(name: str) -> Callable[[Rows], str]:
+    """The table of a file of spectra."""
+    return from_file(name, lambda rows: spectrum_table(rows[name]))
+
+
+def from_file(name: str, table: Callable[[Rows], str]) -> Callable[[Rows], str]:
+    """A table of one file of results, and the file's commit."""
+
+    def text(rows: Rows) -> str:
+        if name not in rows:
+            return "Not measured yet."
+        commit = rows[name].get("commit")
+        return f"{table(rows)}\n\n" + ("Its commit was not recorded." if commit is None else f"Commit {commit[:7]}.")
+
+    return text
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "policies": policies,
+    "policy_init": policy_init,
+    "quick_init": quick_init,
+    "equal_parameters": equal_parameters,
+    "uea_published": uea_published,
+    "uea_init": uea_init,
+    "uea_table6": uea_table6,
+    "variants": variants,
+    "heads": heads,
+    "lra_speed": lra_cost("seconds"),
+    "lra_memory": lra_cost("gigabytes"),
+    "spectrum_dt": spectra("spectrum_dt"),
+    "spectrum_uea": spectra("spectrum_uea"),
+}
+"""Name of a table in docs/results.md -> what writes it."""

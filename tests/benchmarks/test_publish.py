@@ -1,0 +1,97 @@
+"""Published tables: the page has exactly what the raw results give, and runs are collected as they are."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evaluate
+import train
+from benchmarks import publish
+from benchmarks.publish import PAGE, RESULTS, Config, main, merge, policy_row, read_rows, render, uea_row
+from benchmarks.result_tables import TABLES
+from tests.conftest import ON_ONE_CORE, SMALL, run_program, small_data
+
+
+def test_the_page_has_the_tables_of_the_raw_results() -> None:
+    page = PAGE.read_text()
+    assert render(page) == page, "run python -m benchmarks.publish"
+
+
+def test_a_number_that_is_not_measured_is_found() -> None:
+    page = PAGE.read_text()
+    digits = [match for name in TABLES for match in re.finditer(rf"(?s)begin {name} -->.*?(\d\.\d).*?end {name}", page)]
+    assert digits
+    for match in digits:
+        changed = page[: match.start(1)] + "7.77" + page[match.end(1) :]
+        assert render(changed) == page
+
+
+def test_every_result_has_its_commit() -> None:
+    for name in ("policies.json", "uea.json"):
+        for row in read_rows(RESULTS / name):
+            assert re.fullmatch(r"[0-9a-f]{7,12}", row["commit"]), row["settings"]  # no plus sign: nothing was modified
+
+
+def table(rows: Mapping[str, list[dict[str, Any]]]) -> str:
+    return f"| {len(rows['uea'])} |"
+
+
+def test_tables_are_written_between_their_marks() -> None:
+    page = "a\n<!-- begin one -->\nold\n<!-- end one -->\nb\n"
+    assert re.fullmatch(r"a\n<!-- begin one -->\n\n\| \d+ \|\n\n<!-- end one -->\nb\n", render(page, {"one": table}))
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("nothing", "must have the lines <!-- begin one --> and <!-- end one --> once each"),
+        ("<!-- begin one -->\n<!-- end one -->\n<!-- begin two -->\n", "a table that is not among one"),
+    ],
+)
+def test_a_page_without_its_marks_is_rejected(page: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        render(page, {"one": table})
+
+
+def test_a_run_replaces_its_earlier_result(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    merge(path, [{"settings": {"seed": 0}, "score": 1}, {"settings": {"seed": 1}, "score": 2}])
+    merge(path, [{"settings": {"seed": 0}, "score": 3}])
+    assert read_rows(path) == [{"settings": {"seed": 0}, "score": 3}, {"settings": {"seed": 1}, "score": 2}]
+
+
+def test_policies_are_collected_with_their_returns(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_data(own_folders / "hopper.hdf5")
+    flags = [*SMALL, *ON_ONE_CORE, "--dataset", data, "--eval-every-steps", "0", "--steps", "5"]
+    assert run_program(train, monkeypatch, *flags, "--name", "one") == 0
+    folder = own_folders / "runs" / "one"
+    with pytest.raises(ValueError, match="has 0 evaluations, and must have one: run evaluate"):
+        policy_row(folder)
+    assert run_program(evaluate, monkeypatch, str(folder), "--episodes", "2") == 0
+    row = policy_row(folder)
+    cached = [json.loads(line) for line in next((folder / "evaluations").iterdir()).read_text().splitlines()[1:]]
+    assert row["targets"]["3600"]["returns"] == [
+        pytest.approx(episode["total_reward"], abs=0.01) for episode in cached if episode["target"] == 3600
+    ]
+    assert (row["headline"], row["seed"], row["settings"]["init"]) == ("3600", 0, row["settings"]["init"])
+    monkeypatch.setattr(publish, "RESULTS", own_folders)
+    monkeypatch.setattr(publish, "PAGE", own_folders / "page.md")
+    marks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in TABLES)
+    (own_folders / "page.md").write_text(marks)
+    main(Config((folder,)))
+    assert read_rows(own_folders / "policies.json") == [json.loads(json.dumps(row))]
+
+
+def test_encoders_are_collected(tmp_path: Path) -> None:
+    content = {"settings": {"seed": 0}, "scores": {"test": 98.5}, "num_parameters": 7, "commit": "abc", "epoch": None}
+    (tmp_path / "encoder.json").write_text(json.dumps(content))
+    lines: list[dict[str, float]] = [{"step": step, "time": 0.0, "train/loss": 1 / step} for step in (1, 2, 3)]
+    lines.append({"step": 3, "time": 0.0, "test/accuracy": 98.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    row = uea_row(tmp_path)
+    assert (row["test_accuracy"], row["commit"], row["num_parameters"]) == (98.5, "abc", 7)
+    assert row["epochs"] == [{"train/loss": 1.0}, {"train/loss": 1 / 3}]
