@@ -101,3 +101,10 @@ def test_dropped_weights_come_from_the_given_generator() -> None:
     torch.manual_seed(0)
     mean = torch.stack([layer(x).hidden for _ in range(2000)]).mean(0)
     torch.testing.assert_close(mean, layer.eval()(x).hidden, atol=0.03, rtol=0.05)
+
+
+def test_rank_32_has_the_parameters_of_softmax() -> None:
+    """In a model of the width and heads of ``quick``, so that the stacks can be compared at equal size."""
+    sizes: dict[str, Any] = {"width": 128, "num_heads": 1, "rank": 32}
+    primal, softmax = (make(attention, **sizes).num_parameters() for attention in ("primal-plus", "softmax"))
+    assert abs(primal - softmax) < 1e-3 * softmax
