@@ -233,7 +233,7 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "quick": (
         "For a laptop: trains in at most ten minutes on two CPU cores.",
         Config(
-            model=ModelConfig(context=10, dropout=0.0, attention_dropout=0.0),
+            model=ModelConfig(context=10, dropout=0.0, attention_dropout=0.0, init="small"),
             optimizer=OptimizerConfig(optimizer="muon", steps=5_000, lr=3e-3, warmup_steps=200, schedule="cosine"),
             evaluation=EvaluationConfig(eval_every_steps=1_000),
         ),

@@ -77,7 +77,7 @@ def test_presets_drop_as_published_or_not_at_all() -> None:
     quick, paper = PRESETS["quick"][1].model, PRESETS["paper"][1].model
     assert (paper.init, paper.dropout, paper.attention_dropout, paper.penalty) == ("published", 0.1, 0.1, "mean")
     assert (paper.primal_init, paper.scores, paper.feature_map, paper.eta) == ("unit", "both", "cosine", 0.05)
-    assert (quick.dropout, quick.attention_dropout) == (0.0, 0.0)
+    assert (quick.init, quick.dropout, quick.attention_dropout) == ("small", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("attention", ["primal-plus", "softmax"])
