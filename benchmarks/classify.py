@@ -181,7 +181,7 @@ def saved_run(folder: Path, settings: Mapping[str, Any]) -> SavedRun | None:
     if not path.is_file():
         return None
     content = json.loads(path.read_text())
-    if content["settings"] != json.loads(json.dumps(settings)):
+    if content.get("settings") != json.loads(json.dumps(settings)):  # other settings, or an earlier version's file
         return None
     return SavedRun(content["scores"], content["commit"], content["num_parameters"], content["epoch"])
 

@@ -73,6 +73,8 @@ class EncoderShape:
     """The network: ``ours`` (:class:`Encoder`), or the published one of UEA or LRA (benchmarks.published_encoder)."""
     is_pair: bool = False
     """Whether an input is a pair of sequences to be compared."""
+    zero_is_padding: bool = False
+    """Whether token 0 counts as padding, in the published LRA network."""
 
     def __post_init__(self) -> None:
         if self.attention not in STACKS:

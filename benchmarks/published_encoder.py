@@ -6,6 +6,8 @@ padding takes part in attention (UEA), in data-dependent weights and in J (both)
 Axes: B batch, L tokens, D width, H heads.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from benchmarks.encoder import Encoder, EncoderBlock, EncoderOutput, EncoderShape
 from primal_dt.attention import PenaltyReduction, PrimalAttention, SoftmaxAttention, ksvd_penalty
 from primal_dt.attention.dropout import Dropout
+from primal_dt.attention.softmax import softmax_mix
 
 __all__ = ["LraEncoder", "UeaEncoder", "build_encoder"]
 
@@ -35,9 +38,10 @@ class UeaBlock(EncoderBlock):
 class UeaEncoder(Encoder):
     """The published network for time series.
 
-    Inputs are padded with zeros to the longest series of the data set, projected, and multiplied by ``sqrt(D)``.
-    Learned positions start uniform in [-0.02, 0.02]. Blocks are post-norm, followed by one more LayerNorm, GELU and
-    dropout. Padding is then set to zero, and one linear layer maps all positions together to the class scores.
+    Inputs are padded with zeros to the longest series of the training split, or cut to its length, projected, and
+    multiplied by ``sqrt(D)``. Learned positions start uniform in [-0.02, 0.02]. Blocks are post-norm, followed by one
+    more LayerNorm, GELU and dropout. Padding is then set to zero, and one linear layer maps all positions together to
+    the class scores.
     """
 
     block_type = UeaBlock
@@ -50,18 +54,18 @@ class UeaEncoder(Encoder):
     def _build_head(self) -> nn.Module:
         return nn.Linear(self.shape.max_length * self.shape.width, self.shape.num_classes)
 
+    def forward(self, x: Tensor, valid: Tensor | None = None, *, with_objective: bool = False) -> EncoderOutput:
+        missing = self.shape.max_length - x.shape[1]  # negative for a series that must be cut
+        valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
+        x = F.pad(x.masked_fill(~valid[..., None], 0.0), (0, 0, 0, missing))  # (B, L, channels)
+        return super().forward(x, F.pad(valid, (0, missing)), with_objective=with_objective)
+
     def _embed(self, x: Tensor) -> Tensor:
-        L = self.shape.max_length
-        if x.shape[1] > L:
-            raise ValueError(f"the series has {x.shape[1]} steps, more than max_length ({L})")
-        padded = F.pad(x, (0, 0, 0, L - x.shape[1]))  # (B, L, channels)
-        return self.embed(padded) * self.shape.width**0.5 + self.positions
+        return self.embed(x) * self.shape.width**0.5 + self.positions
 
     def _classify(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
-        tokens = self.final_dropout(F.gelu(tokens))  # (B, L, D)
-        if valid is not None:
-            padding = F.pad(~valid, (0, tokens.shape[1] - valid.shape[1]), value=True)
-            tokens = tokens.masked_fill(padding[..., None], 0.0)
+        assert valid is not None
+        tokens = self.final_dropout(F.gelu(tokens)).masked_fill(~valid[..., None], 0.0)  # (B, L, D)
         return self.head(tokens.flatten(1))
 
 
@@ -80,8 +84,9 @@ class LraBlock(EncoderBlock):
     def _attend(self, x: Tensor, valid: Tensor | None, with_objective: bool) -> tuple[Tensor, Tensor | None]:
         layer = self.attention
         if valid is not None and isinstance(layer, SoftmaxAttention):
-            q, k, v = layer.project(x)  # (B, H, L, P)
-            return layer.attend(q, k, v, seen=valid[:, None, None]), None
+            options: dict[str, Any] = {"causal": False, "fused": layer.fused, "dropout": layer.weight_dropout}
+            mixed = softmax_mix(*layer.project(x), valid, None, **options)  # (B, H, L, P)
+            return layer.dropout(layer.output(mixed.transpose(1, 2).flatten(-2))), None
         if valid is not None and isinstance(layer, PrimalAttention):
             hidden, objective = layer(x, None, with_objective=with_objective)
             at_padding = layer.dropout(layer.output.bias.expand_as(hidden))  # the output projection of zeros
@@ -95,7 +100,8 @@ class LraEncoder(Encoder):
 
     Token and position embeddings start as normal(0.02). Sequences are padded to the task's length with the last token
     of the vocabulary, and the mean over that length, with zeros at padding, goes into an MLP with one hidden layer.
-    The penalty squares the mean of J over the batch.
+    The penalty squares the mean of J over the batch. With ``shape.zero_is_padding``, token 0 counts as padding, as
+    black pixels do in the published code, whose padding is token 0.
     """
 
     block_type = LraBlock
@@ -111,7 +117,9 @@ class LraEncoder(Encoder):
         if missing > 0:
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             x, valid = F.pad(x, (0, missing)), F.pad(valid, (0, missing))
-        if valid is not None:
+        if self.shape.zero_is_padding:
+            valid = x != 0 if valid is None else valid & (x != 0)
+        elif valid is not None:
             x = x.masked_fill(~valid, self.embed.num_embeddings - 1)
         return super().forward(x, valid, with_objective=with_objective)
 

@@ -1,8 +1,11 @@
 """Flags that the classification benchmarks share: the stacks to train, and their primal layers."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
+
+import torch
 
 from benchmarks.encoder import PENALIZED, check_stacks
 from primal_dt.attention import PenaltyReduction
@@ -33,9 +36,8 @@ class Primal:
     @property
     def changes(self) -> dict[str, Any]:
         """What differs from the published layers, except rank, eta and rank_multi."""
-        return {
-            each.name: getattr(self, each.name) for each in fields(self)[3:] if getattr(self, each.name) != each.default
-        }
+        own = {each.name: each.default for each in fields(self) if each.name not in ("rank", "eta", "rank_multi")}
+        return {name: getattr(self, name) for name, usual in own.items() if getattr(self, name) != usual}
 
     @property
     def label(self) -> str:
@@ -78,16 +80,18 @@ class ClassifierFlags:
     """Penalty of several primal layers. mean: as published, and as the published eta expects. sum: the equation."""
     device: str = "cpu"
     """Torch device: cpu, cuda or mps."""
+    threads: int | None = None
+    """Number of CPU threads. If not given: torch's default."""
     again: bool = False
     """Train again even if a finished run has the same settings. Otherwise its result is read from its folder."""
 
     def __post_init__(self) -> None:
         check_stacks(self.attention, self.seeds)
-        sizes = {"rank": self.rank, "rank_multi": self.rank_multi}
+        sizes = {"rank": self.rank, "rank_multi": self.rank_multi, "threads": self.threads}
         if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
             raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
-        if self.eta is not None and self.eta < 0:
-            raise ValueError(f"eta ({self.eta}) must be at least 0")
+        if self.eta is not None and not 0 <= self.eta < math.inf:
+            raise ValueError(f"eta ({self.eta}) must be finite and at least 0")
 
     def with_flags(self, published: Primal) -> Primal:
         """The primal layers: the published settings, with the changes that the flags make."""
@@ -102,6 +106,12 @@ class ClassifierFlags:
             penalty=self.penalty,
         )
 
-    def primal_facts(self, attention: str, primal: Primal) -> dict[str, Any]:
+    @staticmethod
+    def primal_settings(attention: str, primal: Primal) -> dict[str, Any]:
         """The settings of the primal layers, for stacks that have some."""
         return asdict(primal) if attention in PENALIZED else {}
+
+    def use_threads(self) -> None:
+        """Set the number of CPU threads, if one is given."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)

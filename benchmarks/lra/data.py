@@ -41,6 +41,8 @@ class Task:
     """Stack -> its rank and eta."""
     is_pair: bool = False
     """Whether the task is to compare two sequences."""
+    is_image: bool = False
+    """Whether tokens are pixels, among which 0 is black, and padding in the published code."""
 
 
 TASKS = {
@@ -65,6 +67,7 @@ TASKS = {
         eval_every_steps=175,
         num_eval_batches=20,
         primal={"primal-plus": Primal(30, 0.1), "primalformer": Primal(30, 0.1)},
+        is_image=True,
     ),
     "pathfinder": Task(
         max_length=1024,
@@ -76,6 +79,7 @@ TASKS = {
         eval_every_steps=312,
         num_eval_batches=312,
         primal={"primal-plus": Primal(20, 0.05), "primalformer": Primal(30, 0.1)},
+        is_image=True,
     ),
     "retrieval": Task(
         max_length=4096,
@@ -123,6 +127,7 @@ def encoder_shape(
     network: Network = "lra",
     softmax: Mapping[str, Any] = OPTIONS["softmax"],
     is_pair: bool = False,
+    zero_is_padding: bool = False,
 ) -> EncoderShape:
     """The published sizes: 2 layers, width 64, 2 heads, MLP 128.
 
@@ -134,6 +139,7 @@ def encoder_shape(
         network: ``lra``, the published network, or ``ours``.
         softmax: additional arguments of softmax attention.
         is_pair: whether the task is to compare two sequences.
+        zero_is_padding: whether token 0 counts as padding.
     """
     return EncoderShape(
         num_classes=num_classes,
@@ -146,6 +152,7 @@ def encoder_shape(
         options={**OPTIONS, "primal": primal.options, "softmax": softmax},
         network=network,
         is_pair=is_pair,
+        zero_is_padding=zero_is_padding,
     )
 
 

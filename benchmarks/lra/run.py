@@ -13,6 +13,7 @@ rest (in a fresh process per cell).
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -86,8 +87,8 @@ class Config(ClassifierFlags):
         sizes |= {"efficiency_batch": self.efficiency_batch, "lengths": min(self.lengths, default=0)}
         if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
             raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
-        if self.lr <= 0 or self.efficiency_seconds <= 0:
-            raise ValueError("lr and efficiency_seconds must be above 0")
+        if not 0 < self.lr < math.inf or not 0 < self.efficiency_seconds < math.inf:
+            raise ValueError("lr and efficiency_seconds must be finite and above 0")
         if self.task != "listops" and self.folder is None and not self.efficiency:
             raise ValueError(f"{self.task} needs --folder: its files are not generated")
 
@@ -114,7 +115,7 @@ class Config(ClassifierFlags):
             "device": self.device,
             "attention": attention,
             "seed": seed,
-            **self.primal_facts(attention, self.primal(attention)),
+            **self.primal_settings(attention, self.primal(attention)),
             "torch": torch.__version__,
         }
 
@@ -147,6 +148,7 @@ def make_model(config: Config, attention: str) -> Encoder:
         primal=config.primal(attention),
         network="lra" if published else "ours",
         is_pair=task.is_pair,
+        zero_is_padding=published and task.is_image,
     )
     return build_encoder(nn.Embedding(task.num_tokens + published, shape.width), shape)
 
@@ -176,6 +178,7 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
     rows = rows_in_order(len(training.labels), min(size, len(training.labels)), seed)
     folder = config.run_folder(attention, seed)
     folder.mkdir(parents=True, exist_ok=True)
+    version = commit()  # of the code that trains, even if it changes meanwhile
     best, weights, best_step = -1.0, model.state_dict(), None
     with closing(MetricsLog(folder, texts={"settings": f"```json\n{json.dumps(settings, indent=1)}\n```"})) as log:
         for step in tqdm(range(1, steps + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
@@ -193,7 +196,7 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
         model.load_state_dict(weights)
         scores = {split: accuracy(model, splits[split].batches(size, device)) for split in SPLITS}
         log.write(steps, {f"{split}/accuracy": score for split, score in scores.items()})
-    run = SavedRun(scores, commit(), num_parameters(model), None if best_step == steps else best_step)
+    run = SavedRun(scores, version, num_parameters(model), None if best_step == steps else best_step)
     save_run(folder, model, settings, run)
     return run
 
@@ -210,6 +213,7 @@ def table(config: Config, runs: dict[str, list[SavedRun]]) -> str:
 
 def run_all(config: Config) -> dict[str, list[SavedRun]]:
     """Train every stack with every seed, unless a finished run has the result: stack -> results."""
+    config.use_threads()
     splits = load_task(config.task, config.folder or cache_folder() / "lra")
     runs: dict[str, list[SavedRun]] = {attention: [] for attention in config.attention}
     for seed in config.seeds:

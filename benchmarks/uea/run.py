@@ -75,18 +75,16 @@ class Config(ClassifierFlags):
     recover: bool = False
     """If the training loss has jumped by the end (more than ten times its lowest value), test the weights of the epoch
     with the lowest training loss instead of the last one. Tables mark such runs."""
-    threads: int | None = None
-    """Number of CPU threads. If not given: torch's default."""
     out: Path = Path("runs/uea")
     """Folder for curves and results."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = {"epochs": self.epochs, "batch_size": self.batch_size, "threads": self.threads}
+        sizes = {"epochs": self.epochs, "batch_size": self.batch_size}
         if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
             raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
-        if self.lr <= 0:
-            raise ValueError(f"lr ({self.lr}) must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr ({self.lr}) must be finite and above 0")
 
     @property
     def published(self) -> UeaSettings:
@@ -118,7 +116,7 @@ class Config(ClassifierFlags):
             "device": self.device,
             "attention": attention,
             "seed": seed,
-            **self.primal_facts(attention, self.primal(attention)),
+            **self.primal_settings(attention, self.primal(attention)),
             "torch": torch.__version__,
         }
 
@@ -139,7 +137,7 @@ class Config(ClassifierFlags):
         published = self.network == "published"
         return EncoderShape(
             num_classes=int(torch.cat([training.labels, test.labels]).max()) + 1,
-            max_length=max(training.longest, test.longest),
+            max_length=training.longest if published else max(training.longest, test.longest),
             attention=attention,
             width=WIDTH,
             mlp_width=4 * WIDTH if published else WIDTH,
@@ -157,11 +155,12 @@ def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Se
     folder.mkdir(parents=True, exist_ok=True)
     settings = config.settings(attention, seed)
     texts = {"settings": f"```json\n{json.dumps(settings, indent=1)}\n```"}
+    version = commit()  # of the code that trains, even if it changes meanwhile
     with closing(MetricsLog(folder, texts=texts)) as log:
         model, epoch = fit(config, attention, seed, splits, log)
         score = accuracy(model, splits[1].batches(TEST_BATCH, torch.device(config.device)))
         log.write(config.num_epochs, {"test/accuracy": score})
-    run = SavedRun({"test": score}, commit(), num_parameters(model), epoch)
+    run = SavedRun({"test": score}, version, num_parameters(model), epoch)
     save_run(folder, model, settings, run, source=config.folder)
     return run
 
@@ -242,6 +241,8 @@ class Best:
 def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
     """Load a trained encoder and the first series of its test split."""
     content = json.loads((folder / RESULT).read_text())
+    if "settings" not in content:
+        raise ValueError(f"{folder} is from an earlier version: train it again")
     source = content.get("source")
     _, test = load(content["settings"]["dataset"], None if source is None else Path(source))
     encoder = saved_encoder(folder, nn.Linear(test.tokens[0].shape[1], WIDTH))
@@ -282,8 +283,7 @@ def findings(config: Config, runs: dict[str, list[SavedRun]]) -> Iterator[str]:
 
 def run_all(config: Config) -> dict[str, list[SavedRun]]:
     """Train every stack with every seed, unless a finished run has the result: stack -> results."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    config.use_threads()
     splits = load(config.dataset, config.folder)
     runs: dict[str, list[SavedRun]] = {attention: [] for attention in config.attention}
     for seed in config.seeds:

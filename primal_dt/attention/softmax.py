@@ -116,15 +116,14 @@ class SoftmaxAttention(DualAttention):
             q: (B, H, M, P), queries of the tokens to compute outputs for.
             k: (B, H, L, P), keys of the tokens that they may attend to.
             v: (B, H, L, P), values of the same tokens.
-            seen: bool, (M, L) or any shape that broadcasts to (B, H, M, L), True where a query attends to a key; None
-                for causal attention within one sequence. With a mask, the M x L matrix is in memory: M should be
-                small, where torch's fused kernel is slower.
+            seen: (M, L) bool, True where a query attends to a key; None for causal attention within one sequence. With
+                a mask, the M x L matrix is in memory: M should be small, where torch's fused kernel is slower.
         """
         if seen is None:
-            mixed = softmax_mix(q, k, v, None, None, causal=True, fused=self.fused, dropout=self.weight_dropout)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = ((q * q.shape[-1] ** -0.5) @ k.mT).masked_fill_(~seen, float("-inf"))  # (B, H, M, L)
-            mixed = self.weight_dropout(scores.softmax(-1)) @ v
+            mixed = scores.softmax(-1) @ v
         return self._emit(mixed.transpose(1, 2), None)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:

@@ -135,7 +135,8 @@ def test_the_schedule_is_the_published_cycle() -> None:
         ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
         ({"lengths": ()}, r"lengths \(0\) must be at least 1"),
         ({"seeds": (1, 1)}, "seeds must have at least one entry and no duplicates"),
-        ({"eta": -0.1}, r"eta \(-0\.1\) must be at least 0"),
+        ({"eta": -0.1}, r"eta \(-0\.1\) must be finite and at least 0"),
+        ({"lr": float("nan")}, "lr and efficiency_seconds must be finite and above 0"),
         ({"task": "image"}, "image needs --folder"),
     ],
 )

@@ -132,6 +132,30 @@ def test_uea_network_equals_its_description(attention: str) -> None:
     torch.testing.assert_close(output.objectives, expected)
 
 
+def test_uea_cuts_longer_series_and_ignores_padding() -> None:
+    encoder = make("uea", "primal-plus")
+    x = torch.randn(2, 12, CHANNELS, dtype=torch.float64)
+    valid = torch.arange(12) < torch.tensor([[12], [4]])
+    cut = encoder(x[:, :LENGTH], valid[:, :LENGTH]).logits
+    x[1, 4:] = 7.0
+    torch.testing.assert_close(encoder(x, valid).logits, cut)
+
+
+@pytest.mark.parametrize("zero_is_padding", [False, True])
+def test_lra_counts_black_pixels_as_padding(zero_is_padding: bool) -> None:
+    """So what black looks like does not matter to softmax attention; an all-black picture has finite scores."""
+    torch.manual_seed(0)
+    sizes = {"width": WIDTH, "num_heads": HEADS, "mlp_width": 12, "zero_is_padding": zero_is_padding}
+    shape = EncoderShape(CLASSES, LENGTH, "softmax", **sizes, network="lra")  # type: ignore[arg-type]
+    encoder = build_encoder(nn.Embedding(7, WIDTH), shape)
+    x = torch.tensor([[3, 0, 5, 0, 0, 1, 2, 2, 6], [0] * LENGTH])
+    before = encoder.eval()(x).logits
+    with torch.no_grad():
+        encoder.get_parameter("embed.weight")[0] += 1.0
+    assert bool(before.isfinite().all())
+    assert torch.allclose(encoder(x).logits[0], before[0]) == zero_is_padding
+
+
 @STACKS
 def test_lra_network_equals_its_description(attention: str) -> None:
     encoder = make("lra", attention)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.classify import Losses, SavedRun, Sequences, saved_run, update
+from benchmarks.classify import CLIP, Losses, SavedRun, Sequences, saved_run, update
 from benchmarks.encoder import Encoder
 from benchmarks.published_encoder import build_encoder
 from benchmarks.settings import Primal
@@ -91,7 +91,9 @@ def test_japanese_vowels_come_with_aeon() -> None:
         ({"attention": ("magic",)}, "attention must be among softmax"),
         ({"attention": ("softmax", "softmax")}, "attention must have at least one entry and no duplicates"),
         ({"seeds": ()}, "seeds must have at least one entry"),
-        ({"eta": -1.0}, r"eta \(-1\.0\) must be at least 0"),
+        ({"eta": -1.0}, r"eta \(-1\.0\) must be finite and at least 0"),
+        ({"eta": math.nan}, r"eta \(nan\) must be finite and at least 0"),
+        ({"lr": math.nan}, r"lr \(nan\) must be finite and above 0"),
         ({"device": "nonsense"}, "--device nonsense cannot be used"),
     ],
 )
@@ -119,6 +121,26 @@ def test_flags_reach_the_primal_layers() -> None:
     assert isinstance(layer.feature_map, ExponentialMap)
     assert flags.run_folder("primal-plus", 0) != Config().run_folder("primal-plus", 0)
     assert flags.run_folder("softmax", 0) == Config().run_folder("softmax", 0)
+
+
+def test_the_published_run_is_the_published_one() -> None:
+    """Sizes, dropout and length of the network, and the data set's optimizer."""
+    splits = (Sequences([torch.zeros(5, 2)], torch.tensor([0])), Sequences([torch.zeros(7, 2)], torch.tensor([1])))
+    published, ours = (Config(network=name).shape("softmax", splits) for name in ("published", "ours"))
+    assert (published.network, published.width, published.mlp_width, published.max_length) == ("uea", 512, 2048, 5)
+    assert (published.num_layers, published.num_heads, published.dropout) == (2, 8, 0.1)
+    assert published.options["softmax"] == {"attention_dropout": 0.1}
+    assert (ours.network, ours.mlp_width, ours.max_length) == ("ours", 512, 7)
+    assert (Config().network, Config().batch_size, Config().lr, CLIP) == ("published", 16, 1e-3, 4.0)
+    optimizers = [Config(dataset=name).published.optimizer for name in ("JapaneseVowels", "SpokenArabicDigits")]
+    assert optimizers == ["radam", "adam"]
+
+
+def test_runs_of_an_earlier_version_are_not_reused(tmp_path: Path) -> None:
+    (tmp_path / "encoder.json").write_text('{"facts": {}, "scores": {"test": 1.0}}')
+    assert saved_run(tmp_path, Config().settings("softmax", 0)) is None
+    with pytest.raises(ValueError, match="is from an earlier version: train it again"):
+        load_encoder(tmp_path, 1)
 
 
 Trained = tuple[Config, str, Path, float]
