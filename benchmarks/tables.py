@@ -95,6 +95,7 @@ def lra_config(config: Config, task: str) -> lra.Config:
         folder=None if task == "listops" or config.folder is None else config.folder / task,
         steps=config.steps,
         device=config.device,
+        threads=config.threads,
         out=config.out / "lra",
     )
 

@@ -61,8 +61,9 @@ class PrimalAttention(AttentionLayer):
     ``K_ij = <f(Z) phi_q(x_i), f(Z) phi_k(z_j)>``, where f takes rows of Z. Its KSVD has left scores e(x_i) at the
     queries and right scores r(z_j) at the keys: a query has no right score. So the output is made of e alone, as in
     the dual form of canonical attention (``e(x) = sum_j h_j K(x, z_j)``), and the layer must have ``scores="e"``. r
-    enters J, whose two means run over the queries and over the keys. J is zero at a KSVD with ``Lambda = n S^-1``,
-    where S holds the singular values and n is the harmonic mean of L and M.
+    enters J, whose two means run over the queries and over the keys. J is zero and stationary at a KSVD
+    ``K = U S V'`` with ``Lambda = sqrt(L M) S^-1``, ``W_e = sum_j f(Z) phi_k(z_j) v_j'`` and
+    ``W_r = sqrt(M / L) sum_i f(Z) phi_q(x_i) u_i'``; for L = M these are the conditions of self-attention.
 
     Args:
         width: D, the width of the input and the output.
@@ -175,10 +176,11 @@ class PrimalAttention(AttentionLayer):
         if keys.shape[0] != x.shape[0]:
             raise ValueError(f"keys (batch size {keys.shape[0]}) must have the batch size of x ({x.shape[0]})")
         weights = self._weights(keys, keys_valid)
-        e, r = (self._side(side, tokens, weights) for side, tokens in enumerate((x, keys)))  # (1, H, B, L or M, R)
+        e = self._side(0, x, weights)  # (1, H, B, L, R)
         objective = None
         if with_objective:  # J is the sum of one half for each side
             half_trace = self._trace(weights.used) / 2
+            r = self._side(1, keys, weights)  # (1, H, B, M, R)
             halves = ((e, valid), (r, keys_valid))
             left, right = (ksvd_objective(scores, self.lambda_, half_trace, seen) for scores, seen in halves)
             objective = left + right

@@ -81,25 +81,27 @@ def test_a_query_sees_every_sampled_key_but_no_other_query() -> None:
 
 
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(9, 5), (5, 9), (7, 7)])
-def test_the_objective_is_zero_at_the_svd_of_the_kernel(num_queries: int, num_keys: int) -> None:
-    """``K = U S V'`` is rectangular. ``Lambda = n S^-1`` with n the harmonic mean of its sides."""
+def test_the_svd_of_the_kernel_is_a_stationary_point(num_queries: int, num_keys: int) -> None:
+    """J and its gradients at W_e and W_r vanish there, and J does not vanish for another Lambda."""
     layer, rank = make(rank=2, rank_multi=4), 2
     (x,), (z,) = make_sequences(num_queries), make_sequences(num_keys, seed=1)
     rows = slow_primal_rows(layer, z)
     assert rows is not None
     with torch.no_grad():
-        harmonic = 2 / (1 / num_queries + 1 / num_keys)
         for h, part in enumerate(_parts(layer, x)):
             q, k = layer.query_key(x).chunk(2, -1)[0][:, part], layer.query_key(z).chunk(2, -1)[1][:, part]
             left_map, right_map = (one / one.norm(dim=1, keepdim=True) @ rows[h].T for one in (q, k))  # f phi
             u, s, v = torch.linalg.svd(left_map @ right_map.T)
             n = len(rows[h])
             layer.e_weight[h].zero_()[:n] = right_map.T @ v.T[:, :rank]
-            layer.r_weight[h].zero_()[:n] = left_map.T @ u[:, :rank]
-            layer.lam[h] = harmonic / s[:rank]
-        objective = layer(x[None], with_objective=True, keys=z[None]).objective
+            layer.r_weight[h].zero_()[:n] = (num_keys / num_queries) ** 0.5 * left_map.T @ u[:, :rank]
+            layer.lam[h] = (num_queries * num_keys) ** 0.5 / s[:rank]
         scale = float(layer._trace(None).abs().max())
-        assert abs(float(objective)) < 1e-12 * scale
+    objective = layer(x[None], with_objective=True, keys=z[None]).objective
+    assert abs(float(objective.detach())) < 1e-12 * scale
+    for gradient in torch.autograd.grad(objective.sum(), [layer.e_weight, layer.r_weight]):
+        assert float(gradient.abs().max()) < 1e-10 * scale
+    with torch.no_grad():
         layer.lam *= 1.1
         assert abs(float(layer(x[None], with_objective=True, keys=z[None]).objective)) > 1e-3 * scale
 

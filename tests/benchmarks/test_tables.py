@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.classify import SavedRun
-from benchmarks.published import TABLE_1, TABLE_6, TABLE_8, UEA_SETTINGS
+from benchmarks.lra.data import TASKS
+from benchmarks.published import TABLE_1, TABLE_2, TABLE_6, TABLE_8, TABLE_9, UEA_SETTINGS
+from benchmarks.settings import Primal
 from benchmarks.tables import Config, main
 
 
@@ -65,3 +67,38 @@ def test_the_published_tables_have_the_same_data_sets() -> None:
     for dataset, settings in UEA_SETTINGS.items():  # PrimalFormer's row of Table 1 is its best cell of Table 6
         rank, eta, _ = settings.primalformer
         assert TABLE_6[dataset][rank, eta] == TABLE_1[dataset]["primalformer"]
+
+
+def test_table9_agrees_with_table2() -> None:
+    """Both have Primal.+ with data-dependent weights."""
+    assert {task: row["data-dependent"] for task, row in TABLE_9.items()} == {
+        task: row["primal-plus"] for task, row in TABLE_2.items()
+    }
+
+
+def test_the_published_settings_are_those_of_the_paper() -> None:
+    """Rank, eta and rank_multi of Primal.+ and PrimalFormer, as the published commands have them."""
+    uea = {name: (*settings.primal_plus, *settings.primalformer) for name, settings in UEA_SETTINGS.items()}
+    assert uea == {
+        "EthanolConcentration": (40, 0.2, 10, 30, 0.1, 10),
+        "FaceDetection": (40, 0.2, 5, 20, 0.1, 5),
+        "Handwriting": (20, 0.5, 5, 30, 0.2, 5),
+        "Heartbeat": (40, 0.5, 10, 30, 0.5, 10),
+        "JapaneseVowels": (30, 0.2, 5, 40, 0.5, 5),
+        "PEMS-SF": (40, 0.0, 5, 40, 0.1, 5),
+        "SelfRegulationSCP1": (30, 0.2, 10, 30, 0.5, 10),
+        "SelfRegulationSCP2": (20, 0.2, 10, 20, 0.0, 10),
+        "SpokenArabicDigits": (30, 0.2, 5, 20, 0.1, 5),
+        "UWaveGestureLibrary": (40, 0.1, 10, 20, 0.0, 10),
+    }
+    lra = {
+        name: (task.batch_size, task.steps, task.warmup_steps, task.primal["primal-plus"], task.primal["primalformer"])
+        for name, task in TASKS.items()
+    }
+    assert lra == {
+        "listops": (32, 5_000, 1_000, Primal(30, 0.05), Primal(20, 0.1)),
+        "text": (32, 20_000, 8_000, Primal(30, 0.1), Primal(20, 0.05)),
+        "retrieval": (32, 30_000, 800, Primal(20, 0.05), Primal(30, 0.0)),
+        "image": (256, 35_000, 175, Primal(30, 0.1), Primal(30, 0.1)),
+        "pathfinder": (256, 62_400, 312, Primal(20, 0.05), Primal(30, 0.1)),
+    }
