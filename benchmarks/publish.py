@@ -1,11 +1,12 @@
-"""Collects the raw results of finished runs in benchmarks/results, and writes the tables of docs/results.md from them.
+"""Collects the raw results of finished runs in benchmarks/results, and writes the tables of the docs from them.
 
 Give run folders to add their results: runs of ``train.py`` that ``evaluate.py`` has evaluated, and runs of
 ``benchmarks.uea``. A run replaces an earlier one with the same settings and seed. Without folders, only the tables are
-written. A test checks that the page has exactly the tables that these files give.
+written. A test checks that the pages have exactly the tables that these files give.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from primal_dt.training.run_folder import read_record
 __all__ = ["RESULTS", "policy_row", "render", "uea_row"]
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+RESULTS, PAGES = ROOT / "benchmarks" / "results", (ROOT / "docs" / "results.md", ROOT / "README.md")
 POLICIES, UEA = "policies.json", "uea.json"
 Row = dict[str, Any]
 
@@ -70,6 +71,8 @@ def policy_row(folder: Path) -> Row:
 def uea_row(folder: Path) -> Row:
     """The result of a run of ``benchmarks.uea``, and the means over its first and its last epoch."""
     content = json.loads((folder / RESULT).read_text())
+    if "dataset" not in content.get("settings", {}):
+        raise ValueError(f"{folder} is not a run of this version of benchmarks.uea")
     epochs = [line for line in read_metrics(folder) if "train/loss" in line]
     return {
         "settings": content["settings"],
@@ -106,28 +109,34 @@ def render(page: str, tables: Mapping[str, Callable[[Mapping[str, Any]], str]] =
     """Return the page with the text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` made from the results.
 
     Raises:
-        ValueError: if the page lacks a table, or has one that is not known.
+        ValueError: if the page has a table that is not known, or a mark without its other half.
     """
     results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    for name, table in tables.items():
+    for name in re.findall(r"<!-- begin (\w+) -->", page):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        if name not in tables:
+            raise ValueError(f"the page has a table {name!r} that is not among {', '.join(tables)}")
         if page.count(begin) != 1 or page.count(end) != 1:
             raise ValueError(f"the page must have the lines {begin.strip()} and {end} once each")
         before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n{table(results)}\n\n{end}{rest.partition(end)[2]}"
-    if page.count("<!-- begin ") > len(tables):
-        raise ValueError(f"the page has a table that is not among {', '.join(tables)}")
+        page = f"{before}{begin}\n{tables[name](results)}\n\n{end}{rest.partition(end)[2]}"
     return page
 
 
 def main(config: Config) -> None:
     """Collect, and write the page."""
     encoders = [folder for folder in config.runs if (folder / RESULT).is_file()]
-    merge(RESULTS / UEA, map(uea_row, encoders))
-    merge(RESULTS / POLICIES, (policy_row(folder) for folder in config.runs if folder not in encoders))
-    with atomic_write(PAGE) as file:
-        file.write(render(PAGE.read_text()).encode())
-    print(f"Added {len(config.runs)} runs; wrote {PAGE}")
+    uea, policies = map(uea_row, encoders), (policy_row(folder) for folder in config.runs if folder not in encoders)
+    found = {UEA: list(uea), POLICIES: list(policies)}  # all are read before any file is written
+    for row in (row for rows in found.values() for row in rows):
+        if row["commit"] is None or row["commit"].endswith("+"):
+            raise ValueError(f"a run has no commit, or files were modified ({row['commit']}): train at a clean commit")
+    for name, rows in found.items():
+        merge(RESULTS / name, rows)
+    for page in PAGES:
+        with atomic_write(page) as file:
+            file.write(render(page.read_text()).encode())
+    print(f"Added {len(config.runs)} runs; wrote {', '.join(page.name for page in PAGES)}")
 
 
 if __name__ == "__main__":

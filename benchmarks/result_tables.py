@@ -47,14 +47,19 @@ def uea_rows(rows: Rows, dataset: str, attention: str, **changes: Any) -> list[R
 
 def accuracy(found: Sequence[Row], seeds: Sequence[int]) -> str:
     """Mean and spread over these seeds; empty unless all of them are there."""
-    scores = [row["test_accuracy"] for row in found if row["settings"]["seed"] in seeds]
-    return spread(scores) if len(scores) == len(seeds) else ""
+    chosen = {row["settings"]["seed"]: row["test_accuracy"] for row in found}
+    return spread([chosen[seed] for seed in seeds]) if set(seeds) <= chosen.keys() else ""
 
 
 def commits(found: Sequence[Row]) -> str:
     """The commits that the rows are from."""
-    names = sorted({str(row["commit"])[:7] for row in found})
+    names = sorted({short(row["commit"]) for row in found})
     return f"Commit {names[0]}." if len(names) == 1 else f"Commits {', '.join(names)}."
+
+
+def short(commit: str | None) -> str:
+    """A commit in seven digits, with the plus sign of a modified tree."""
+    return "not recorded" if commit is None else commit[:7] + ("+" if commit.endswith("+") else "")
 
 
 def uea_published(rows: Rows) -> str:
@@ -119,7 +124,7 @@ def uea_table6(rows: Rows) -> str:
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "as published": ({}, {}),
+    "unchanged": ({}, {}),
     "e alone": ({"scores": "e"}, {"scores": "e"}),
     "r alone": ({"scores": "r"}, {"scores": "r"}),
     "exponential map": ({"feature_map": "exponential"}, {"feature_map": "exponential"}),
@@ -135,7 +140,7 @@ def variants(rows: Rows) -> str:
     for name, (uea_changes, policy_changes) in VARIANTS.items():
         found = uea_rows(rows, "JapaneseVowels", "primal-plus", **uea_changes)
         policies = policy_rows(rows, "primal/hopper/medium-replay-v0", "primal-plus", SHORT | policy_changes)
-        shown = "the same as above" if policy_changes == {} and uea_changes else headline(policies)
+        shown = "the same as unchanged" if policy_changes == {} and uea_changes else headline(policies)
         used += found + policies
         cells.append([name, accuracy(found, (0, 1, 2)), shown])
     header = ["Primal.+", "JapaneseVowels, test accuracy, %", "Hopper medium-replay, normalized return"]
@@ -154,21 +159,44 @@ def heads(rows: Rows) -> str:
     return f"{table}\n\n{commits(used)}" if used else "Not measured yet."
 
 
-LONG: dict[str, Any] = {"steps": 5000, "rank": None, "scores": "both", "feature_map": "cosine", "primal_init": "unit"}
-SHORT: dict[str, Any] = LONG | {"steps": 2000}
+QUICK: dict[str, Any] = {
+    "width": 128,
+    "num_heads": 1,
+    "num_layers": 3,
+    "context": 10,
+    "rank": None,
+    "eta": 0.05,
+    "penalty": "mean",
+    "feature_map": "cosine",
+    "scores": "both",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "init": "small",
+    "primal_init": "unit",
+    "batch_size": 64,
+    "optimizer": "muon",
+    "lr": 3e-3,
+    "warmup_steps": 200,
+    "schedule": "cosine",
+    "sampling": "transitions",
+}
+"""The settings of the preset quick that the tables are for."""
+LONG, SHORT = QUICK | {"steps": 5000}, QUICK | {"steps": 2000}
+SEEDS = (0, 1, 2)
 
 
-def policy_rows(rows: Rows, dataset: str, attention: str, settings: Mapping[str, Any]) -> list[Row]:
-    """The runs of a stack on a data set with these settings, on seeds that results are reported for, by seed."""
+def policy_rows(
+    rows: Rows, dataset: str, attention: str, settings: Mapping[str, Any], seeds: Sequence[int] = SEEDS
+) -> list[Row]:
+    """The runs of a stack on a data set with these settings and seeds; none unless there is one for each seed."""
     wanted = {"attention": attention, **settings}
     found = [
         row
         for row in rows.get("policies", ())
-        if row["dataset"] == dataset
-        and row["seed"] < 100
-        and all(row["settings"][name] == value for name, value in wanted.items())
+        if row["dataset"] == dataset and all(row["settings"][name] == value for name, value in wanted.items())
     ]
-    return sorted(found, key=lambda row: row["seed"])
+    chosen = [row for seed in seeds for row in found if row["seed"] == seed]
+    return chosen if [row["seed"] for row in chosen] == list(seeds) else []
 
 
 def score_of(row: Row, target: str) -> float:
@@ -217,29 +245,23 @@ def policy_init(rows: Rows) -> str:
 
 
 def quick_init(rows: Rows) -> str:
-    """The choice of the start for the preset quick, on seeds that no result is reported for."""
-    starts = ("published", "small")
-    chosen = [row for row in rows.get("policies", ()) if row["seed"] >= 100]
-    cells = []
+    """The choice of the start for the preset quick, on seeds that no other table uses."""
+    cells: list[list[str]] = []
+    used: dict[str, list[Row]] = {"published": [], "small": []}
     for dataset in RL_DATA:
-        for seed in sorted({row["seed"] for row in chosen}):
+        for seed in (100, 101):
             line = [dataset, str(seed)]
-            for start in starts:
-                found = [
-                    row
-                    for row in chosen
-                    if (row["dataset"], row["seed"], row["settings"]["init"]) == (dataset, seed, start)
-                ]
-                line.append(headline(found))
+            for init, found in used.items():
+                own = policy_rows(rows, dataset, "primal-plus", SHORT | {"init": init}, [seed])
+                found += own
+                line.append(headline(own))
             cells.append(line)
-    if not cells:
+    if any(len(found) < len(cells) for found in used.values()):
         return "Not measured yet."
-    means = [
-        statistics.mean(score_of(row, row["headline"]) for row in chosen if row["settings"]["init"] == start)
-        for start in starts
-    ]
+    means = [statistics.mean(score_of(row, row["headline"]) for row in found) for found in used.values()]
     cells.append(["mean", "", *(f"{mean:.1f}" for mean in means)])
-    return f"{format_table(['normalized return', 'seed', *starts], cells)}\n\n{commits(chosen)}"
+    every = [row for found in used.values() for row in found]
+    return f"{format_table(['normalized return', 'seed', *used], cells)}\n\n{commits(every)}"
 
 
 def equal_parameters(rows: Rows) -> str:
@@ -279,8 +301,7 @@ def from_file(name: str, table: Callable[[Rows], str]) -> Callable[[Rows], str]:
     def text(rows: Rows) -> str:
         if name not in rows:
             return "Not measured yet."
-        commit = rows[name].get("commit")
-        return f"{table(rows)}\n\n" + ("Its commit was not recorded." if commit is None else f"Commit {commit[:7]}.")
+        return f"{table(rows)}\n\nCommit {short(rows[name].get('commit'))}."
 
     return text
 

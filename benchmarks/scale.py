@@ -74,6 +74,7 @@ def shape_of(training: Training, attention: str, rank: int | None) -> ModelShape
         context=model.context,
         rank=rank or 96,
         dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
     )
 
 

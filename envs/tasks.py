@@ -4,8 +4,9 @@ Sources:
     [d4rl]  D4RL's reference returns, ``d4rl/infos.py``; the same for its data sets v0, v1 and v2.
     [dt]    targets, return scale and episode limit in the Decision Transformer's published code (arXiv 2106.01345).
     [paper] ranks in the published script of the Primal-Attention paper's RL experiments (arXiv 2305.19798). They are
-            not always the best of its Table 7, where 64 is above 96 on walker2d-medium. Ranks above the 60 tokens of
-            a window or the 64 features of a head are outside the paper's theory (R <= rank of K).
+            not always the best of its Table 7, where 64 is above 96 on walker2d-medium, and its command for
+            hopper-medium names halfcheetah. Ranks above the 60 tokens of a window or the 64 features of a head are
+            outside the paper's theory (R <= rank of K).
 """
 
 import re

@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 __all__ = [
+    "EARLIER_VALUES",
     "PRESETS",
     "Config",
     "EvaluationConfig",

@@ -485,6 +485,9 @@ def test_user_errors_end_in_a_message(script: Script, arguments: list[str], mess
         (["--attention", "best"], ["primal-plus", "softmax", "attention_sh"]),
         (["--num-heads", "3"], ["width (128) must be divisible by num_heads (3)"]),
         (["--dropout", "1"], ["dropout (1.0) must be at least 0 and below 1"]),
+        (["--attention-dropout", "1"], ["attention_dropout (1.0) must be at least 0 and below 1"]),
+        (["--data-dependent"], ["data_dependent must be off", "future"]),
+        (["--scores", "left"], ["both", "e", "r"]),
         (["--threads", "0"], ["threads (0) must be finite and above 0"]),
         (["--lr", "inf"], ["lr (inf) must be finite and above 0"]),
     ],
@@ -525,6 +528,27 @@ def docstrings_of(part: type) -> dict[str, str]:
             assert isinstance(text, ast.Expr), ast.unparse(field)
             texts[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
     return texts
+
+
+def test_flags_reach_the_model_and_the_trainer(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers: list[Trainer] = []
+
+    class Watched(Trainer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            trainers.append(self)
+
+    monkeypatch.setattr(train, "Trainer", Watched)
+    flags = "--scores e --feature-map exponential --penalty sum --init small --primal-init orthonormal"
+    flags += " --attention-dropout 0.3 --eta 0 --eval-every-steps 0"
+    assert script.run(*SMALL, "--dataset", script.data, *flags.split()) == 0
+    (trainer,) = trainers
+    shape = trainer.model.shape
+    assert (shape.scores, shape.feature_map, shape.attention_dropout) == ("e", "exponential", 0.3)
+    assert (shape.init, shape.primal_init) == ("small", "orthonormal")
+    assert (trainer.penalty, trainer.eta) == ("sum", 0.0)
+    (folder,) = Path("runs").iterdir()
+    assert load_checkpoint(folder).shape == shape
 
 
 def test_attention_flag_has_all_stacks_of_the_model() -> None:

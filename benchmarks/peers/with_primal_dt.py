@@ -65,6 +65,7 @@ def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
         num_layers=request.num_layers,
         context=request.context,
         dropout=request.dropout,
+        attention_dropout=request.dropout,
     )
     config = OptimizerConfig(
         lr=1e-4,

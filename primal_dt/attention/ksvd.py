@@ -11,7 +11,7 @@ from torch import Tensor
 
 from primal_dt.attention.layer import at_least_float32
 
-__all__ = ["PenaltyReduction", "ksvd_objective", "ksvd_penalty"]
+__all__ = ["PenaltyReduction", "ksvd_objective", "ksvd_penalty", "reduce_layers"]
 
 PenaltyReduction = Literal["mean", "sum"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from primal_dt.config import without_earlier_values
+from primal_dt.config import EARLIER_VALUES, without_earlier_values
 from primal_dt.evaluation.episode_cache import file_digest
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.rollout import Episode
@@ -120,7 +120,7 @@ def describe_run(
         configuration=_configuration(config, trained_for or task),
         task=task,
         episodes=tuple(episodes),
-        settings={**config["model"], **config["optimizer"]},
+        settings={**EARLIER_VALUES, **config["model"], **config["optimizer"]},
         seed=int(config["run"]["seed"]),
         step=step,
         mode=mode,

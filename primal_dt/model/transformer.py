@@ -153,8 +153,8 @@ class DecisionTransformer(nn.Module):
     box. The top block is computed at the state tokens only. There is no positional embedding other than the timestep's.
 
     With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from its
-    published code: padding is on the right instead of the left, and counts neither in attention nor in J; the heads for
-    the next state and return, which the published code builds and does not train, are absent.
+    published code: padding is on the right instead of the left, and does not count in the primal layer's means and J;
+    the heads for the next state and return, which the published code builds and does not train, are absent.
 
     Args:
         shape: the sizes and the attention stack.

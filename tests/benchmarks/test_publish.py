@@ -11,18 +11,22 @@ import pytest
 import evaluate
 import train
 from benchmarks import publish
-from benchmarks.publish import PAGE, RESULTS, Config, main, merge, policy_row, read_rows, render, uea_row
-from benchmarks.result_tables import TABLES
+from benchmarks.publish import PAGES, RESULTS, Config, main, merge, policy_row, read_rows, render, uea_row
+from benchmarks.result_tables import SEEDS, SHORT, TABLES, variants
 from tests.conftest import ON_ONE_CORE, SMALL, run_program, small_data
 
 
-def test_the_page_has_the_tables_of_the_raw_results() -> None:
-    page = PAGE.read_text()
-    assert render(page) == page, "run python -m benchmarks.publish"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_has_the_tables_of_the_raw_results(page: Path) -> None:
+    assert render(page.read_text()) == page.read_text(), "run python -m benchmarks.publish"
+
+
+def test_results_have_every_table() -> None:
+    assert sorted(re.findall(r"<!-- begin (\w+) -->", PAGES[0].read_text())) == sorted(TABLES)
 
 
 def test_a_number_that_is_not_measured_is_found() -> None:
-    page = PAGE.read_text()
+    page = PAGES[0].read_text()
     digits = [match for name in TABLES for match in re.finditer(rf"(?s)begin {name} -->.*?(\d\.\d).*?end {name}", page)]
     assert digits
     for match in digits:
@@ -31,9 +35,10 @@ def test_a_number_that_is_not_measured_is_found() -> None:
 
 
 def test_every_result_has_its_commit() -> None:
-    for name in ("policies.json", "uea.json"):
-        for row in read_rows(RESULTS / name):
-            assert re.fullmatch(r"[0-9a-f]{7,12}", row["commit"]), row["settings"]  # no plus sign: nothing was modified
+    rows = [row for name in ("policies.json", "uea.json") for row in read_rows(RESULTS / name)]
+    assert rows
+    for row in rows:
+        assert re.fullmatch(r"[0-9a-f]{7,12}", row["commit"]), row["settings"]  # no plus sign: nothing was modified
 
 
 def table(rows: Mapping[str, list[dict[str, Any]]]) -> str:
@@ -48,8 +53,8 @@ def test_tables_are_written_between_their_marks() -> None:
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        ("nothing", "must have the lines <!-- begin one --> and <!-- end one --> once each"),
-        ("<!-- begin one -->\n<!-- end one -->\n<!-- begin two -->\n", "a table that is not among one"),
+        ("<!-- begin one -->\n", "must have the lines <!-- begin one --> and <!-- end one --> once each"),
+        ("<!-- begin one -->\n<!-- end one -->\n<!-- begin two -->\n", "a table 'two' that is not among one"),
     ],
 )
 def test_a_page_without_its_marks_is_rejected(page: str, message: str) -> None:
@@ -77,17 +82,52 @@ def test_policies_are_collected_with_their_returns(own_folders: Path, monkeypatc
     assert row["targets"]["3600"]["returns"] == [
         pytest.approx(episode["total_reward"], abs=0.01) for episode in cached if episode["target"] == 3600
     ]
-    assert (row["headline"], row["seed"], row["settings"]["init"]) == ("3600", 0, row["settings"]["init"])
+    assert (row["headline"], row["seed"], row["settings"]["init"]) == ("3600", 0, "small")
     monkeypatch.setattr(publish, "RESULTS", own_folders)
-    monkeypatch.setattr(publish, "PAGE", own_folders / "page.md")
+    monkeypatch.setattr(publish, "PAGES", (own_folders / "page.md",))
     marks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in TABLES)
     (own_folders / "page.md").write_text(marks)
+    monkeypatch.setattr(publish, "policy_row", lambda _: row | {"commit": "0123456789ab+"})
+    with pytest.raises(ValueError, match=r"files were modified \(0123456789ab\+\): train at a clean commit"):
+        main(Config((folder,)))
+    assert read_rows(own_folders / "policies.json") == []
+    monkeypatch.setattr(publish, "policy_row", lambda _: row | {"commit": "0123456789ab"})
     main(Config((folder,)))
-    assert read_rows(own_folders / "policies.json") == [json.loads(json.dumps(row))]
+    assert read_rows(own_folders / "policies.json") == [json.loads(json.dumps(row | {"commit": "0123456789ab"}))]
+
+
+def policy(seed: int, score: float, **changes: Any) -> dict[str, Any]:
+    """A run on the Hopper medium-replay data with a normalized return of ``score``."""
+    return {
+        "dataset": "primal/hopper/medium-replay-v0",
+        "seed": seed,
+        "settings": {**SHORT, "attention": "primal-plus", **changes},
+        "commit": "0123456789ab",
+        "random_return": 0.0,
+        "expert_return": 100.0,
+        "headline": "3600",
+        "targets": {"3600": {"returns": [score, score]}},
+        "num_parameters": 1,
+    }
+
+
+def test_tables_take_only_runs_with_their_settings() -> None:
+    rows = [policy(seed, 40.0 + seed) for seed in SEEDS]
+    others = [policy(0, 99.0, eta=0.0), policy(1, 99.0, init="published"), policy(2, 99.0, steps=5000), policy(7, 99.0)]
+    assert "41.0 ± 1.0" in variants({"policies": rows + others})
+    assert "99" not in variants({"policies": rows + others})
+    assert "41" not in variants({"policies": rows[:2] + others})  # a seed is missing
+
+
+def test_runs_of_other_programs_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "encoder.json").write_text('{"settings": {"task": "image"}}')
+    with pytest.raises(ValueError, match="is not a run of this version of benchmarks"):
+        uea_row(tmp_path)
 
 
 def test_encoders_are_collected(tmp_path: Path) -> None:
-    content = {"settings": {"seed": 0}, "scores": {"test": 98.5}, "num_parameters": 7, "commit": "abc", "epoch": None}
+    content = {"settings": {"dataset": "Toy"}, "scores": {"test": 98.5}, "num_parameters": 7, "commit": "abc"}
+    content |= {"epoch": None}
     (tmp_path / "encoder.json").write_text(json.dumps(content))
     lines: list[dict[str, float]] = [{"step": step, "time": 0.0, "train/loss": 1 / step} for step in (1, 2, 3)]
     lines.append({"step": 3, "time": 0.0, "test/accuracy": 98.5})

@@ -12,7 +12,8 @@ from primal_dt.attention.dropout import masks_from
 from primal_dt.config import PRESETS
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 
-S, A = 17, 6
+S, A = 17, 60
+"""Many actions, so that the deviation of the head's biases is known well."""
 stacks = pytest.mark.parametrize("attention", ["primal-plus", "softmax", "primalformer", "flowformer"])
 
 

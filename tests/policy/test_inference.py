@@ -9,7 +9,14 @@ from torch import Tensor
 
 from primal_dt.data.sampler import Batch
 from primal_dt.model.transformer import ATTENTION_STACKS, Block, DecisionTransformer
-from primal_dt.policy.inference import Inference, InferenceMode, StreamingInference, WindowInference, make_inference
+from primal_dt.policy.inference import (
+    Inference,
+    InferenceMode,
+    StreamingInference,
+    WindowInference,
+    make_inference,
+    require_mode,
+)
 from primal_dt.policy.tiles import Tiles
 from tests.conftest import SHAPE
 from tests.model.small import random_model
@@ -135,6 +142,13 @@ def test_the_mode_selects_the_class() -> None:
 def test_an_unsupported_mode_raises(mode: InferenceMode, attention: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_inference(mode, make(attention), 2)
+
+
+def test_streaming_needs_the_cosine_map() -> None:
+    require_mode("window", replace(SHAPE, feature_map="exponential"))
+    require_mode("streaming", replace(SHAPE, feature_map="exponential", attention="softmax"))
+    with pytest.raises(ValueError, match="supports only the cosine map, not exponential: use mode window"):
+        require_mode("streaming", replace(SHAPE, feature_map="exponential"))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from primal_dt.attention import PenaltyReduction
 from primal_dt.config import OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import Batch, WindowSampler
@@ -41,6 +42,7 @@ def make(
     shape: ModelShape = SHAPE,
     *,
     eta: float = 0.05,
+    penalty: PenaltyReduction = "mean",
     seed: int = 0,
     log: int = 3,
     data: Trajectories = DATA,
@@ -52,7 +54,7 @@ def make(
     torch.manual_seed(seed)
     model = DecisionTransformer(shape).to(device)
     sampler = WindowSampler(data, UNITS, context=shape.context, batch_size=config.batch_size, seed=seed)
-    return Trainer(model, sampler, config, eta=eta, seed=seed, log_every_steps=log)
+    return Trainer(model, sampler, config, eta=eta, penalty=penalty, seed=seed, log_every_steps=log)
 
 
 def metrics_of(trainer: Trainer) -> list[TrainMetrics]:
@@ -152,7 +154,8 @@ def test_split_batches_train_like_whole_ones(accumulate: int, shards: int, atten
 
 @both_optimizers
 def test_shards_are_bit_identical_in_any_order(optimizer: str) -> None:
-    one, two = (make(shards=3, optimizer=optimizer) for _ in range(2))
+    shape = replace(SHAPE, attention_dropout=0.1)
+    one, two = (make(shape, shards=3, optimizer=optimizer) for _ in range(2))
     forward = two.model.forward
 
     def late(batch: Batch, **options: Any) -> ModelOutput:
@@ -162,6 +165,23 @@ def test_shards_are_bit_identical_in_any_order(optimizer: str) -> None:
     two.model.forward = late  # type: ignore[method-assign]
     assert metrics_of(one) == metrics_of(two)
     assert torch.equal(weights(one), weights(two))
+
+
+@pytest.mark.parametrize("scores", ["e", "r"])
+@pytest.mark.parametrize("eta", [0.0, 0.05])
+def test_one_sided_layers_train_with_and_without_penalty(scores: Literal["e", "r"], eta: float) -> None:
+    shape = replace(SHAPE, scores=scores, attention="primalformer")
+    first, *_, last = metrics_of(make(shape, eta=eta, steps=60, log=10))
+    assert last.action_mse < first.action_mse
+    assert set(last.objectives) == (set() if eta == 0 else {0, 1, 2})
+
+
+def test_the_penalty_of_layers_is_their_mean_or_sum() -> None:
+    shape = replace(WITHOUT_DROPOUT, attention="primalformer")
+    mean, total = (make(shape, penalty=reduction, steps=1, log=1) for reduction in get_args(PenaltyReduction))
+    (one,), (other,) = metrics_of(mean), metrics_of(total)
+    assert other.penalty == pytest.approx(3 * one.penalty, rel=1e-5)
+    assert other.loss == pytest.approx(other.action_mse + 0.05 * other.penalty, rel=1e-5)
 
 
 def test_shards_have_different_dropout_masks() -> None:
