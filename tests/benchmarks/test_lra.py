@@ -97,9 +97,9 @@ def test_training_learns_and_is_not_repeated(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.slow
 def test_pairs_are_trained_in_the_published_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "eval", "test"):
-        lines = [f"{row % 2}.0\ta\tb\tfirst {row}\tsecond document {row}\n" for row in range(6)]
+        lines = [f"{row % 2}.0\ta\tb\tfirst {row}\tsecond document {row}\n" for row in range(2)]
         (tmp_path / f"new_aan_pairs.{split}.tsv").write_text("".join(lines))
-    config = Config(("primal-plus",), task="retrieval", folder=tmp_path, steps=2, batch_size=2, out=tmp_path / "out")
+    config = Config(("primal-plus",), task="retrieval", folder=tmp_path, steps=1, batch_size=1, out=tmp_path / "out")
     main(config)
     assert "| primal-plus |" in capsys.readouterr().out
     assert read_metrics(config.run_folder("primal-plus", 0))[0]["train/penalty"] >= 0

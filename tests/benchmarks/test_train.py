@@ -61,5 +61,5 @@ def test_workers_alternate_and_count_their_flops(tmp_path: Path) -> None:
     assert min(parts.values()) > 0
     tokens = 64 * 2 * context  # the tokens that state positions save
     projections = 6 * tokens * 10 * width**2  # queries, outputs, MLP: 2 operations an entry, in 3 products
-    attention = 2 * tokens * (3 * context) * width * 7  # 2 products forward, 5 backward
+    attention = 2 * tokens * (3 * context) * width * 6  # 2 products forward, 4 backward
     assert flops[1] - flops[0] == projections + attention
