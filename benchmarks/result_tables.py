@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from benchmarks.classify import spread
-from benchmarks.lra.efficiency import ROWS, Cell, cost_table
+from benchmarks.lra.efficiency import ROWS, Cell, cost_table, findings
 from benchmarks.published import TABLE_1, TABLE_6, UEA_SETTINGS
 from benchmarks.settings import Primal
 from benchmarks.spectrum import table as spectrum_table
@@ -306,6 +306,11 @@ def from_file(name: str, table: Callable[[Rows], str]) -> Callable[[Rows], str]:
     return text
 
 
+def lra_bars(rows: Rows) -> str:
+    """The costs at 4,096 tokens against their bars."""
+    return "\n".join(findings(lra_cells(rows)))
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
     "policies": policies,
     "policy_init": policy_init,
@@ -318,6 +323,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "heads": heads,
     "lra_speed": lra_cost("seconds"),
     "lra_memory": lra_cost("gigabytes"),
+    "lra_bars": from_file("lra_efficiency", lra_bars),
     "spectrum_dt": spectra("spectrum_dt"),
     "spectrum_uea": spectra("spectrum_uea"),
 }

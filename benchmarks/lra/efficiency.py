@@ -21,7 +21,7 @@ from primal_dt.system.files import atomic_write
 from primal_dt.system.provenance import provenance
 from primal_dt.system.table import format_table
 
-__all__ = ["ROWS", "Cell", "cost_table", "report_efficiency"]
+__all__ = ["ROWS", "Cell", "cost_table", "findings", "report_efficiency"]
 
 CANONICAL, PRIMALFORMER = "softmax, matrix in memory", "primalformer"
 IN_MEMORY: dict[str, Any] = {"fused": False}
