@@ -72,8 +72,8 @@ class ClassifierFlags:
     feature_map: FeatureMapName = "cosine"
     """Feature map of Primal-Attention. cosine: as published. exponential: positive random features (Remark 4.1)."""
     scores: ScoreNames = "both"
-    """Scores that the output of Primal-Attention is made of: both, or only those on the left (e) or right (r) singular
-    vectors."""
+    """Scores that the output of Primal-Attention is made of.
+    both: as published. e, r: only those on the left or on the right singular vectors."""
     primal_init: PrimalInit = "unit"
     """Start of W_e and W_r. unit: Frobenius norm 1 in each head, as published. orthonormal: orthonormal columns."""
     penalty: PenaltyReduction = "mean"

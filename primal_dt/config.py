@@ -50,7 +50,7 @@ class ModelConfig:
     """Context length in environment steps. Each step is three tokens: return-to-go, state and action."""
     rank: int | None = None
     """Rank of a primal layer: directions per head.
-    If not given: the paper's rank for the task, or 32 if the paper has none."""
+    If not given: the published rank for the task, or 32 if there is none."""
     eta: float = 0.05
     """Weight of the KSVD penalty, which pulls a primal layer toward a singular value decomposition of its kernel.
     0: no penalty."""
@@ -61,8 +61,8 @@ class ModelConfig:
     """Feature map of the primal layers. cosine: as published.
     exponential: positive random features, which estimate the softmax kernel (Remark 4.1 of the paper)."""
     scores: Literal["both", "e", "r"] = "both"
-    """Scores that the output of a primal layer is made of: both, as published,
-    or only those on the left (e) or the right (r) singular vectors."""
+    """Scores that the output of a primal layer is made of.
+    both: as published. e, r: only those on the left or on the right singular vectors."""
     data_dependent: bool = False
     """Weights of the primal layers that depend on the sequence.
     Not possible here: they are built from the whole sequence, so a causal layer would see the future."""

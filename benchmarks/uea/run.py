@@ -73,8 +73,8 @@ class Config(ClassifierFlags):
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning rate: constant, as published, or a cosine decay to zero."""
     recover: bool = False
-    """If the training loss has jumped by the end (more than ten times its lowest value), test the weights of the epoch
-    with the lowest training loss instead of the last one. Tables mark such runs."""
+    """Test the weights of the epoch with the lowest training loss if the loss has jumped by the end.
+    That is, if it is more than ten times as high in the last epoch. Tables mark such runs."""
     out: Path = Path("runs/uea")
     """Folder for curves and results."""
 
