@@ -69,6 +69,7 @@ def test_a_run_replaces_its_earlier_result(tmp_path: Path) -> None:
     assert read_rows(path) == [{"settings": {"seed": 0}, "score": 3}, {"settings": {"seed": 1}, "score": 2}]
 
 
+@pytest.mark.slow
 def test_policies_are_collected_with_their_returns(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = small_data(own_folders / "hopper.hdf5")
     flags = [*SMALL, *ON_ONE_CORE, "--dataset", data, "--eval-every-steps", "0", "--steps", "5"]

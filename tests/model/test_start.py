@@ -100,8 +100,8 @@ def test_dropped_weights_come_from_the_given_generator() -> None:
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.allclose(outputs[0], outputs[2])
     torch.manual_seed(0)
-    mean = torch.stack([layer(x).hidden for _ in range(2000)]).mean(0)
-    torch.testing.assert_close(mean, layer.eval()(x).hidden, atol=0.03, rtol=0.05)
+    mean = torch.stack([layer(x).hidden for _ in range(400)]).mean(0)
+    torch.testing.assert_close(mean, layer.eval()(x).hidden, atol=0.06, rtol=0.05)
 
 
 def test_rank_32_has_the_parameters_of_softmax() -> None:
