@@ -93,7 +93,7 @@ def test_long_sums_are_exact_in_half_precision(causal: bool) -> None:
 @pytest.mark.parametrize(("init", "scale"), [("unit", 1.0), ("orthonormal", None)])
 @pytest.mark.parametrize("rank", [5, 11])
 def test_each_head_starts_with_orthogonal_columns(init: PrimalInit, scale: float | None, rank: int) -> None:
-    """Of Frobenius norm 1 with ``unit``, as published. With more columns than rows, the rows are orthogonal."""
+    """The Frobenius norm is 1 with ``unit``, as published. With more columns than rows, the rows are orthogonal."""
     layer = PrimalAttention(width=24, num_heads=3, rank=rank, data_dependent=False, init=init)
     size = min(8, rank)
     for weight in (layer.e_weight, layer.r_weight):
