@@ -37,6 +37,7 @@ from primal_dt.evaluation.evaluate import evaluate_policy, evaluate_run
 from primal_dt.evaluation.report import Evaluation, Report
 from primal_dt.evaluation.report_files import MARKS, results_table, write_report
 from primal_dt.evaluation.rollout import RolloutError
+from primal_dt.evaluation.score import target_text
 from primal_dt.evaluation.trained_run import TrainedRun, open_run
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.system.files import check_writable
@@ -168,7 +169,7 @@ def save_videos(
     """Save a video of the first episode at each target."""
     policy = run.checkpoint.policy(device, mode=mode)
     for target in dict.fromkeys(episode.target for episode in evaluation.episodes):
-        path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target:g}.mp4"
+        path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target_text(target)}.mp4"
         record_video(policy, task_of(run.task.env_id), path, target=target, seed=config.seed)
         print(f"video: {path}", file=sys.stderr)
 

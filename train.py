@@ -20,17 +20,21 @@ if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not pri
 import shlex
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from envs.datasets.load import Dataset, load_dataset, reload_dataset
 from envs.make import make_arena, make_environment
 from primal_dt.config import Config
-from primal_dt.data.sampler import WindowSampler
+from primal_dt.data.sampler import Batch, WindowSampler
+from primal_dt.data.trajectories import best_episodes, highest_returns, hold_out
 from primal_dt.evaluation.callbacks import StopCheck
 from primal_dt.evaluation.evaluate import evaluate_episodes, target_seed_pairs
 from primal_dt.evaluation.report import Report
@@ -38,21 +42,26 @@ from primal_dt.evaluation.report_files import write_report
 from primal_dt.evaluation.rollout import Episode, RolloutError
 from primal_dt.evaluation.score import evaluation_scalars, summarize, summary_table
 from primal_dt.evaluation.trained_run import describe_run
+from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.system.files import check_writable
 from primal_dt.system.process import StopRequest, StopRequestedError, catch_signals, keep_freed_memory
 from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
+from primal_dt.task import RunTask
 from primal_dt.training.arguments import parse_config, resume_config
 from primal_dt.training.distributed import Processes, join_processes
+from primal_dt.training.guidance import Guidance, value_range
 from primal_dt.training.progress import TrainingProgress
 from primal_dt.training.recorder import Recorder, restore
 from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
-from primal_dt.training.scalars import HEADLINE, spectrum_scalars, training_scalars
+from primal_dt.training.scalars import HEADLINE, spectrum_scalars
 from primal_dt.training.trainer import BadLossError, Trainer
+from primal_dt.training.validation import Validation
 
 SPECTRUM_SEQUENCES = 8
+VALIDATION_WINDOWS = 256
 EXIT_MISTAKE, EXIT_BAD_LOSS, EXIT_INTERRUPTED = 1, 3, 130
 
 
@@ -87,17 +96,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
     if processes.device.type == "cpu":
         keep_freed_memory()
     dataset = load(config, record, processes)
-    torch.manual_seed(config.run.seed)
-    model = DecisionTransformer(dataset.model_shape(config.model)).to(processes.device)
-    trainer = Trainer(
-        model,
-        make_sampler(config, dataset, config.optimizer.batch_size, processes),
-        config.optimizer,
-        eta=config.model.eta,
-        penalty=config.model.penalty,
-        seed=config.run.seed,
-        log_every_steps=config.run.log_every_steps,
-    )
+    trainer = make_trainer(config, dataset, processes)
     with catch_signals(trainer.stop) as request:
         if not processes.is_main:
             return follow(config, trainer)
@@ -110,10 +109,11 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     """Train on rank 0, which also evaluates, logs, saves checkpoints and writes the report."""
     curves = shlex.join(["tensorboard", "--logdir", str(folder.parent)])
     print(f"run folder: {folder}\nwatch it:   {curves}", flush=True)
-    task, evaluation = dataset.run_task(config.evaluation.targets), config.evaluation
+    task, evaluation = run_task(config, dataset), config.evaluation
     pairs = target_seed_pairs(task.targets, num_episodes=evaluation.eval_episodes, seed=evaluation.eval_seed)
     arena = make_arena(dataset.task)
-    spectrum_batch = make_sampler(config, dataset, SPECTRUM_SEQUENCES).batch(0).to(trainer.device)
+    spectrum_batch = make_sampler(config, dataset, batch_size=SPECTRUM_SEQUENCES).batch(0).to(trainer.device)
+    validation = make_validation(config, dataset, trainer.device)
     checkpoint = restore(trainer, folder, on_problem=partial(print, file=sys.stderr)) if config.run.resume else None
     progress = TrainingProgress(steps=config.optimizer.steps, done=trainer.step)
     recorder = Recorder(
@@ -125,9 +125,9 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
             for metrics in chain(recorder.unfinished, trainer):
                 step, is_last = metrics.step, metrics.step == config.optimizer.steps
                 progress.update(metrics)
-                scalars = training_scalars(metrics)
+                scalars = {**metrics.scalars, **validation.scalars(trainer.model)}
                 if is_due(evaluation.eval_every_steps, step) or (is_last and evaluation.eval_every_steps):
-                    policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer)
+                    policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer, critic=trainer.critic)
                     try:
                         with progress.evaluating():
                             episodes = evaluate_episodes(policy, arena, pairs, callbacks=[StopCheck(request)])
@@ -198,10 +198,66 @@ def load(config: Config, record: RunRecord | None, processes: Processes) -> Data
     return dataset
 
 
+def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trainer:
+    """Build the model and its trainer, with critics if they are wanted."""
+    trajectories, normalizer = dataset.trajectories, dataset.normalizer
+    torch.manual_seed(config.run.seed)
+    model = DecisionTransformer(dataset.model_shape(config.model)).to(processes.device)
+    if model.shape.conditioning == "max-return":
+        highest = highest_returns(trajectories, model.shape.max_timesteps)
+        model.return_cap.copy_(torch.from_numpy(normalizer.returns(highest)))
+    guidance = None
+    if config.optimizer.critic_weight:
+        guidance = Guidance(
+            model,
+            weight=config.optimizer.critic_weight,
+            values=value_range(trajectories),
+            reward_scale=normalizer.return_scale,
+        )
+    episodes, _ = hold_out(len(trajectories.lengths), config.optimizer.validation)
+    return Trainer(
+        model,
+        make_sampler(
+            config,
+            dataset,
+            batch_size=config.optimizer.batch_size,
+            episodes=best_episodes(trajectories, episodes, config.optimizer.top_fraction),
+            is_terminated=None if guidance is None else dataset.is_terminated,
+            process=processes.rank,
+            num_processes=processes.count,
+        ),
+        config.optimizer,
+        objective=Objective(
+            eta=config.model.eta,
+            penalty=config.model.penalty,
+            expectile=config.model.expectile,
+            return_size=float(np.abs(trajectories.returns_to_go).mean()) / normalizer.return_scale,
+        ),
+        seed=config.run.seed,
+        log_every_steps=config.run.log_every_steps,
+        guidance=guidance,
+    )
+
+
+def make_validation(config: Config, dataset: Dataset, device: torch.device) -> Validation:
+    """Draw the windows that the model is measured on during training."""
+    trajectories = dataset.trajectories
+    training, held_out = hold_out(len(trajectories.lengths), config.optimizer.validation)
+
+    def windows(episodes: NDArray[np.int64]) -> Batch:
+        return make_sampler(config, dataset, batch_size=VALIDATION_WINDOWS, episodes=episodes).batch(0).to(device)
+
+    low, high = np.quantile(trajectories.returns_to_go, (0.1, 0.9)) / dataset.normalizer.return_scale
+    if not len(held_out):
+        return Validation(windows(training), (low, high))
+    best = best_episodes(trajectories, held_out, 0.1)
+    return Validation(windows(held_out), (low, high), windows(held_out), windows(best))
+
+
 def make_sampler(
-    config: Config, dataset: Dataset, batch_size: int, processes: Processes | None = None
+    config: Config, dataset: Dataset, *, batch_size: int, episodes: NDArray[np.int64] | None = None, **options: Any
 ) -> WindowSampler:
-    """Build the sampler of training windows."""
+    """Build a sampler of windows."""
     return WindowSampler(
         dataset.trajectories,
         dataset.normalizer,
@@ -209,9 +265,15 @@ def make_sampler(
         batch_size=batch_size,
         seed=config.run.seed,
         weighting=config.optimizer.sampling,
-        process=processes.rank if processes else 0,
-        num_processes=processes.count if processes else 1,
+        episodes=episodes,
+        **options,
     )
+
+
+def run_task(config: Config, dataset: Dataset) -> RunTask:
+    """The run's task. A policy that is not conditioned on a given return has no targets."""
+    task = dataset.run_task(config.evaluation.targets)
+    return task if config.model.conditioning == "return" else replace(task, targets=())
 
 
 def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
@@ -225,7 +287,7 @@ def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
     )
     record = RunRecord(
         config=config,
-        task=dataset.run_task(config.evaluation.targets),
+        task=run_task(config, dataset),
         parts=tuple(DataPart(part.name, str(part.path.resolve())) for part in dataset.parts),
         threads=torch.get_num_threads(),
         device=str(trainer.device),

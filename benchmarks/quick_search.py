@@ -26,6 +26,7 @@ from benchmarks.program import run_program
 from envs.datasets.load import load_dataset
 from primal_dt.config import OptimizerConfig
 from primal_dt.data.sampler import WindowSampler
+from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.system.table import format_table
 from primal_dt.training.trainer import Trainer
@@ -108,7 +109,9 @@ def seconds_per_step(settings: list[dict[str, Any]], dataset_name: str) -> list[
             batch_size=setting["batch_size"],
             seed=0,
         )
-        trainer = Trainer(DecisionTransformer(shape), sampler, optimizer, eta=0.05, seed=0, log_every_steps=1)
+        trainer = Trainer(
+            DecisionTransformer(shape), sampler, optimizer, objective=Objective(), seed=0, log_every_steps=1
+        )
         points = iter(trainer)
         calls[str(number)] = lambda points=points: next(points)
     timings = time_interleaved(calls, seconds=1.0, device=torch.device("cpu"))

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.program import run_program
 from primal_dt.data.sampler import Batch
-from primal_dt.model.loss import loss_terms
+from primal_dt.model.loss import Objective, loss_terms
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.system.table import format_table
 
@@ -141,7 +141,7 @@ def step_of(shape: ModelShape, batch_size: int) -> Step:
         return tensor
 
     with Watch() as watch, saved_tensors_hooks(save, lambda tensor: tensor):
-        loss_terms(model(batch, with_objective=True), batch, eta=0.05).total.backward()
+        loss_terms(model(batch, with_objective=True), batch, Objective()).total.backward()
     weights = {_storage(parameter) for parameter in model.parameters()}
     kept_bytes = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
     return Step(watch.work, model.num_parameters(), kept_bytes)

@@ -108,10 +108,12 @@ class Task:
         dataset: str = "no data set",
         data_env_ids: Iterable[str] = (),
         fingerprint: str = "",
+        data_returns: Sequence[float] = (),
     ) -> RunTask:
         """The task as a run stores it, with the name, the environments and the digest of the data that it trains on.
 
-        The headline target always comes first. ``targets`` replaces the table's other targets.
+        The headline target always comes first. ``targets`` replaces the table's other targets. ``data_returns`` are
+        percentiles of the returns of the data's episodes.
         """
         every = (self.environment.targets[0], *(targets or self.environment.targets))
         return RunTask(
@@ -122,6 +124,7 @@ class Task:
             fingerprint=fingerprint,
             targets=tuple(dict.fromkeys(every)),
             reference=self.environment.reference,
+            data_returns=tuple(data_returns),
         )
 
     @property

@@ -66,14 +66,14 @@ def check_video(task: Task) -> None:
         raise DataError(f"{task.env_id} cannot be rendered here: {error}. {HOW}") from error
 
 
-def record_video(policy: Policy, task: Task, path: Path, *, target: float, seed: int) -> Episode:
+def record_video(policy: Policy, task: Task, path: Path, *, target: float | None, seed: int) -> Episode:
     """Run an episode and save it as a video. The file appears only when it is complete.
 
     Args:
         policy: the policy to run.
         task: the task whose environment the policy acts in.
         path: the path of the mp4 file.
-        target: the target return.
+        target: the target return; None if the policy follows none.
         seed: the seed that the environment is reset with.
 
     Returns:

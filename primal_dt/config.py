@@ -47,7 +47,8 @@ class ModelConfig:
     num_layers: int = 3
     """Number of transformer blocks."""
     context: int = 20
-    """Context length in environment steps. Each step is three tokens: return-to-go, state and action."""
+    """Context length in environment steps. Each step is three tokens: return-to-go, state and action.
+    With --late-return, and without a given return-to-go, it is two: state and action."""
     rank: int | None = None
     """Rank of a primal layer: directions per head.
     If not given: the published rank for the task, or 32 if there is none."""
@@ -77,6 +78,18 @@ class ModelConfig:
     primal_init: Literal["unit", "orthonormal"] = "unit"
     """Start of W_e and W_r in the primal layers. unit: Frobenius norm 1 in each head, as published.
     orthonormal: orthonormal columns, a norm 5 to 8 times larger."""
+    conditioning: Literal["return", "none", "max-return"] = "return"
+    """What actions depend on besides the history. return: a target return, as published.
+    none: nothing, which is behavior cloning; with --top-fraction, filtered cloning.
+    max-return: the best return that the data makes likely from here, which the model predicts at every step."""
+    late_return: bool = False
+    """Add the return-to-go after the blocks, instead of a token for it. A third fewer tokens.
+    Always so with --conditioning max-return."""
+    action_loss: Literal["mse", "gaussian"] = "mse"
+    """Loss of the actions. mse: mean squared error, as published. gaussian: likelihood with a predicted spread,
+    so that actions which cannot be predicted count less. Policies act by its mean."""
+    expectile: float = 0.99
+    """Expectile of the predicted return with --conditioning max-return: 0.5 is the mean, 1 the maximum."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,13 @@ class OptimizerConfig:
     """Where windows start. transitions: at a uniformly drawn transition.
     length: in an episode drawn in proportion to its length, which gives the same distribution.
     return: in an episode drawn in proportion to its return minus the lowest, plus 1% of the range."""
+    top_fraction: float = 1.0
+    """Train on the best episodes only: those with the highest returns that have this fraction of the steps."""
+    validation: float = 0.0
+    """Fraction of the episodes that is held out from training, for valid/action_mse. 0: none."""
+    critic_weight: float = 0.0
+    """Weight of value guidance: two critics learn the values of actions, and actions of high value are preferred.
+    0: no critics. Needs --late-return or --conditioning max-return."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe (autocast). For GPUs."""
     compile: bool = False
@@ -204,8 +224,24 @@ class Config:
                 "data_dependent must be off: data-dependent weights are built from the whole sequence, "
                 "so the Decision Transformer's causal layers would see the future"
             )
+        if not 0 < optimizer.top_fraction <= 1:
+            raise ValueError(f"top_fraction ({optimizer.top_fraction}) must be above 0 and at most 1")
+        if not 0 <= optimizer.validation < 1:
+            raise ValueError(f"validation ({optimizer.validation}) must be at least 0 and below 1")
+        if not 0 < model.expectile < 1:
+            raise ValueError(f"expectile ({model.expectile}) must be above 0 and below 1")
+        if evaluation.targets and model.conditioning != "return":
+            raise ValueError(f"targets have no effect with conditioning {model.conditioning}: it follows no target")
+        if model.late_return and model.conditioning == "none":
+            raise ValueError("late_return needs a return: remove it, or use conditioning return or max-return")
+        if optimizer.critic_weight and model.conditioning != "max-return" and not model.late_return:
+            raise ValueError(
+                "critic_weight needs late_return or conditioning max-return: the critic chooses among the actions for "
+                "several returns-to-go, which are then computed in one pass"
+            )
         not_negative = {
             "eta": model.eta,
+            "critic_weight": optimizer.critic_weight,
             "weight_decay": optimizer.weight_decay,
             "warmup_steps": optimizer.warmup_steps,
             "eval_every_steps": evaluation.eval_every_steps,
@@ -255,15 +291,23 @@ EARLIER_VALUES: Mapping[str, Any] = {
     "attention_dropout": 0.0,
     "init": "small",
     "primal_init": "orthonormal",
+    "conditioning": "return",
+    "late_return": False,
+    "action_loss": "mse",
+    "expectile": 0.99,
+    "top_fraction": 1.0,
+    "validation": 0.0,
+    "critic_weight": 0.0,
 }
-"""Field of ``ModelConfig`` -> what versions did that did not have the field. A run that lacks the field is resumed with
-this value, and digests leave the field out while it has this value, so that digests of earlier runs stay the same."""
+"""Field of ``ModelConfig`` or ``OptimizerConfig`` -> what versions did that did not have the field. A run that lacks
+the field is resumed with this value, and digests leave the field out while it has this value, so that digests of
+earlier runs stay the same."""
 
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
     """Rebuild a configuration from the output of ``asdict``, by this or an earlier version."""
     parts = {"model": ModelConfig, "optimizer": OptimizerConfig, "evaluation": EvaluationConfig, "run": RunConfig}
-    values = {**values, "model": {**EARLIER_VALUES, **values["model"]}}
+    values = {**values, **{part: {**EARLIER_VALUES, **values[part]} for part in ("model", "optimizer")}}
 
     def build(kind: type[Any], own: Mapping[str, Any]) -> Any:
         names = [each.name for each in fields(kind) if each.name in own or each.default is MISSING]
@@ -272,6 +316,6 @@ def config_from_dict(values: Mapping[str, Any]) -> Config:
     return build(Config, {**values, **{name: build(kind, values[name]) for name, kind in parts.items()}})
 
 
-def without_earlier_values(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's settings, for digests: without the fields whose value is that of versions that lacked them."""
-    return {name: value for name, value in model.items() if name not in EARLIER_VALUES or value != EARLIER_VALUES[name]}
+def without_earlier_values(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the model or the optimizer that earlier versions did not have by default, for digests."""
+    return {name: value for name, value in part.items() if name not in EARLIER_VALUES or value != EARLIER_VALUES[name]}

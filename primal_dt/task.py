@@ -33,13 +33,33 @@ class RunTask:
     fingerprint: str
     """The digest of the data set's content."""
     targets: tuple[float, ...]
-    """Target returns for evaluation, the headline target first."""
+    """Target returns for evaluation, the headline target first. Empty if the policy follows no target."""
     reference: Reference
+    data_returns: tuple[float, ...] = ()
+    """Percentiles 0, 1, ..., 100 of the returns of the data's episodes. Empty if they are not known."""
 
     @property
-    def headline(self) -> float:
-        """The target return of the headline result: fixed before the evaluation, never the best of several."""
-        return self.targets[0]
+    def headline(self) -> float | None:
+        """The target return of the headline result: fixed before the evaluation, never the best of several.
+
+        None if the policy follows no target.
+        """
+        return self.targets[0] if self.targets else None
+
+    def spread_targets(self, count: int = 8) -> tuple[float, ...]:
+        """Targets at equal distances, from the data's lowest return to a tenth of the range above its highest.
+
+        Raises:
+            ValueError: if the data's returns are not known.
+        """
+        if not self.data_returns:
+            raise ValueError(
+                f"the returns of {self.dataset} are not known, because an earlier version trained the run: "
+                "give targets as numbers"
+            )
+        low, high = self.data_returns[0], self.data_returns[-1]
+        distance = 1.1 * (high - low) / (count - 1)
+        return tuple(float(f"{low + i * distance:.4g}") for i in range(count))
 
     @property
     def environment(self) -> str:

@@ -546,7 +546,7 @@ def test_flags_reach_the_model_and_the_trainer(script: Script, monkeypatch: pyte
     shape = trainer.model.shape
     assert (shape.scores, shape.feature_map, shape.attention_dropout) == ("e", "exponential", 0.3)
     assert (shape.init, shape.primal_init) == ("small", "orthonormal")
-    assert (trainer.penalty, trainer.eta) == ("sum", 0.0)
+    assert (trainer.objective.penalty, trainer.objective.eta) == ("sum", 0.0)
     (folder,) = Path("runs").iterdir()
     assert load_checkpoint(folder).shape == shape
 

@@ -24,11 +24,11 @@ from primal_dt.config import OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.trajectories import Trajectories, Trajectory
+from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
 from primal_dt.system.process import keep_freed_memory
 from primal_dt.training import trainer as trainer_module
 from primal_dt.training.metrics_log import MetricsLog
-from primal_dt.training.scalars import training_scalars
 from primal_dt.training.trainer import Trainer
 
 LOG_EVERY_STEPS = 100
@@ -81,7 +81,7 @@ def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
             for layer in model.modules():
                 if isinstance(layer, SoftmaxAttention):
                     layer.right_padded = False
-        trainer = Trainer(model, sampler, config, eta=0.05, seed=0, log_every_steps=LOG_EVERY_STEPS)
+        trainer = Trainer(model, sampler, config, objective=Objective(), seed=0, log_every_steps=LOG_EVERY_STEPS)
         model.train()
         return trainer
 
@@ -165,7 +165,7 @@ def _logging_seconds(trainer: Trainer) -> float:
 
         def log() -> None:
             trainer.check()
-            logbook.write(trainer.step, training_scalars(trainer.metrics(1.0)))
+            logbook.write(trainer.step, trainer.metrics(1.0).scalars)
 
         seconds = [_clocked(log) for _ in range(PROFILED_STEPS)]
         logbook.close()

@@ -14,6 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
 from envs.datasets.checks import EpisodeSource, check_widths
@@ -73,6 +76,11 @@ class Dataset:
         """The normalizer: standardizes states and divides returns by the task's return scale."""
         return self.store.normalizer(return_scale=self.task.environment.return_scale)
 
+    @property
+    def is_terminated(self) -> NDArray[np.bool_]:
+        """Mask of the episodes that the environment ended, (E,): complete ones that are shorter than the limit."""
+        return self.store.is_complete & (self.trajectories.lengths < self.task.environment.episode_limit)
+
     def run_task(self, targets: Sequence[float] | None = None) -> RunTask:
         """The task of a run on this data. ``targets`` replaces all of the task's targets but the headline."""
         return self.task.run_task(
@@ -80,6 +88,7 @@ class Dataset:
             dataset=self.name,
             data_env_ids=[part.env_id for part in self.parts],
             fingerprint=self.store.fingerprint,
+            data_returns=np.percentile(self.trajectories.returns, range(101)).round(2).tolist(),
         )
 
     def model_shape(self, model: ModelConfig) -> ModelShape:
@@ -101,6 +110,9 @@ class Dataset:
             scores=model.scores,
             init=model.init,
             primal_init=model.primal_init,
+            conditioning=model.conditioning,
+            late_return=model.late_return,
+            action_loss=model.action_loss,
             max_timesteps=max(environment.episode_limit, int(self.trajectories.lengths.max())),
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.trajectories import Trajectories
 
-__all__ = ["Batch", "Weighting", "WindowSampler", "prefetch"]
+__all__ = ["Batch", "RewardBatch", "Weighting", "WindowSampler", "prefetch"]
 
 Weighting = Literal["transitions", "length", "return"]
 
@@ -52,6 +52,16 @@ class Batch:
         return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
+@dataclass(frozen=True)
+class RewardBatch(Batch):
+    """A batch with what critics learn from."""
+
+    rewards: Tensor
+    """Rewards, divided by the return scale, (B, K)."""
+    terminated: Tensor
+    """Mask, (B, K) bool: True at the last step of an episode that the environment ended, as opposed to a time limit."""
+
+
 class WindowSampler:
     """Sampler of training windows: batch t of seed s is a pure function of (s, t).
 
@@ -69,6 +79,9 @@ class WindowSampler:
             distribution as ``transitions``, with other draws.) ``return``: at a uniform step of an episode drawn in
             proportion to its return minus the lowest return, plus 1% of the range of returns, so that every episode can
             be drawn.
+        episodes: indices of the episodes to draw from, in rising order. If None: all.
+        is_terminated: (E,) bool, True for episodes that the environment ended. If given, batches are
+            :class:`RewardBatch`.
         process: rank of this process.
         num_processes: number of processes that share each batch.
     """
@@ -82,6 +95,8 @@ class WindowSampler:
         batch_size: int,
         seed: int,
         weighting: Weighting = "transitions",
+        episodes: NDArray[np.int64] | None = None,
+        is_terminated: NDArray[np.bool_] | None = None,
         process: int = 0,
         num_processes: int = 1,
     ) -> None:
@@ -100,9 +115,15 @@ class WindowSampler:
         self.context = context
         self.batch_size = batch_size
         self.seed = seed
+        self.episodes = np.arange(len(trajectories.lengths)) if episodes is None else episodes
+        """Indices of the episodes that windows are drawn from."""
+        if not len(self.episodes):
+            raise ValueError("episodes must have at least one index")
+        self._is_terminated = is_terminated
         # The slices of all processes differ in size by at most one row and make up the whole batch, in order.
         self._rows = slice(process * batch_size // num_processes, (process + 1) * batch_size // num_processes)
-        self._episode_weights = None if weighting == "transitions" else self._cumulative_weights(weighting)
+        self._ends: NDArray[np.int64] = np.cumsum(trajectories.lengths[self.episodes])
+        self._weights = None if weighting == "transitions" else self._cumulative_weights(weighting)
 
     def batch(self, step: int) -> Batch:
         """Return this process's rows of batch number ``step``."""
@@ -112,11 +133,11 @@ class WindowSampler:
         return self._windows(starts[self._rows])
 
     def _cumulative_weights(self, weighting: Weighting) -> NDArray[np.float64]:
-        """Cumulative weights of the episodes, (E,), rising to 1."""
+        """Cumulative weights of the chosen episodes, rising to 1."""
         if weighting == "length":
-            weights = self.trajectories.lengths.astype(np.float64)
+            weights = self.trajectories.lengths[self.episodes].astype(np.float64)
         else:
-            returns = self.trajectories.returns.astype(np.float64)
+            returns = self.trajectories.returns[self.episodes].astype(np.float64)
             spread = np.ptp(returns)
             weights = returns - returns.min() + 0.01 * spread if spread > 0 else np.ones_like(returns)
         total = np.cumsum(weights)
@@ -125,10 +146,13 @@ class WindowSampler:
     def _draw_starts(self, random: np.random.Generator) -> NDArray[np.int64]:
         """Draw the first transition of each window of the whole batch, (B,)."""
         offsets = self.trajectories.offsets
-        if self._episode_weights is None:
-            return random.integers(offsets[-1], size=self.batch_size)
+        if self._weights is None:
+            drawn = random.integers(self._ends[-1], size=self.batch_size)  # among the chosen episodes, back to back
+            place = np.searchsorted(self._ends, drawn, side="right")
+            starts: NDArray[np.int64] = offsets[self.episodes[place] + 1] - (self._ends[place] - drawn)
+            return starts
         # Draws are below 1, which is the last cumulative weight, so the index is always that of an episode.
-        episode = np.searchsorted(self._episode_weights, random.random(self.batch_size), side="right")
+        episode = self.episodes[np.searchsorted(self._weights, random.random(self.batch_size), side="right")]
         return offsets[episode] + random.integers(np.diff(offsets)[episode])
 
     def _windows(self, starts: NDArray[np.int64]) -> Batch:
@@ -138,14 +162,19 @@ class WindowSampler:
         valid = index < data.offsets[episode + 1][:, None]  # (B, K)
         index = np.where(valid, index, starts[:, None])  # padding reads the window's first row; masked below
         mask = valid[..., None]  # (B, K, 1)
-        timesteps = (index - data.offsets[episode][:, None]) * valid
-        return Batch(
-            states=torch.from_numpy(self.normalizer.states(data.observations[index]) * mask),
-            actions=torch.from_numpy(data.actions[index] * mask),
-            returns_to_go=torch.from_numpy(self.normalizer.returns(data.returns_to_go[index])[..., None] * mask),
-            timesteps=torch.from_numpy(timesteps),
-            valid=torch.from_numpy(valid),
-        )
+        arrays = {
+            "states": self.normalizer.states(data.observations[index]) * mask,
+            "actions": data.actions[index] * mask,
+            "returns_to_go": self.normalizer.returns(data.returns_to_go[index])[..., None] * mask,
+            "timesteps": (index - data.offsets[episode][:, None]) * valid,
+            "valid": valid,
+        }
+        if self._is_terminated is not None:
+            is_last = index == data.offsets[episode + 1][:, None] - 1
+            arrays["rewards"] = self.normalizer.returns(data.rewards[index]) * valid
+            arrays["terminated"] = is_last & valid & self._is_terminated[episode][:, None]
+        kind = Batch if self._is_terminated is None else RewardBatch
+        return kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 def _check_key(name: str, value: int) -> None:

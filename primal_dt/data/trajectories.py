@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Trajectories", "Trajectory", "returns_to_go"]
+__all__ = ["Trajectories", "Trajectory", "best_episodes", "highest_returns", "hold_out", "returns_to_go"]
 
 Floats = NDArray[np.float32]
 
@@ -95,3 +95,35 @@ class Trajectories:
     def returns(self) -> Floats:
         """Return of each episode, (E,)."""
         return self.returns_to_go[self.offsets[:-1]]
+
+
+def hold_out(num_episodes: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide episodes into those to train on and those held out, as indices in rising order.
+
+    The choice is random but always the same, so that runs with different seeds have the same split. If the fraction is
+    above 0, at least one episode is held out, and at least one is not.
+
+    Raises:
+        ValueError: if there is only one episode to divide.
+    """
+    order = np.random.default_rng(0).permutation(num_episodes)
+    count = min(max(1, round(fraction * num_episodes)), num_episodes - 1) if fraction > 0 else 0
+    if fraction > 0 and num_episodes < 2:
+        raise ValueError("validation needs at least two episodes: one to train on and one to hold out")
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def highest_returns(trajectories: Trajectories, num_timesteps: int) -> Floats:
+    """The highest return-to-go at each timestep, (num_timesteps,). After the longest episode: that of its last step."""
+    timesteps = np.arange(len(trajectories.rewards)) - np.repeat(trajectories.offsets[:-1], trajectories.lengths)
+    highest = np.full(max(num_timesteps, int(trajectories.lengths.max())), -np.inf, np.float32)
+    np.maximum.at(highest, timesteps, trajectories.returns_to_go)
+    highest[trajectories.lengths.max() :] = highest[trajectories.lengths.max() - 1]
+    return highest[:num_timesteps]
+
+
+def best_episodes(trajectories: Trajectories, episodes: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
+    """The episodes with the highest returns that together have at least this fraction of the steps, in rising order."""
+    ranked = episodes[np.argsort(-trajectories.returns[episodes], kind="stable")]
+    steps = np.cumsum(trajectories.lengths[ranked])
+    return np.sort(ranked[: int(np.searchsorted(steps, fraction * steps[-1])) + 1])

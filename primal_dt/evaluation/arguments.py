@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -32,9 +32,10 @@ class EvaluateConfig:
     If not given: the task in the name of a built-in policy. Other policies need this flag."""
     episodes: int = 100
     """Number of episodes for each target return."""
-    targets: tuple[float, ...] = ()
+    targets: tuple[float, ...] | Literal["auto"] = ()
     """Target returns in addition to the task's headline target, which is always evaluated. Only for runs.
     They are returns of the environment, not normalized: 1800 for hopper, for example.
+    auto: eight targets, from the data's lowest return to above its highest.
     If not given: the targets of the training run."""
     mode: InferenceMode = "window"
     """How the model is run. Only for runs.

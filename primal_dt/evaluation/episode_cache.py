@@ -50,7 +50,7 @@ class EpisodeCache(Callback):
         except OSError as error:
             log.warning("episodes are not cached: %s: %s", error.filename, error.strerror)
             self._is_writable = False
-        self._known: dict[tuple[float, int], Episode] = {}
+        self._known: dict[tuple[float | None, int], Episode] = {}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         for line in [] if fresh else lines[1:]:
             try:
@@ -58,7 +58,7 @@ class EpisodeCache(Callback):
             except (json.JSONDecodeError, TypeError):
                 continue  # the process was killed while it wrote this line: the episode is run again
 
-    def get(self, target: float, seed: int) -> Episode | None:
+    def get(self, target: float | None, seed: int) -> Episode | None:
         """The cached episode, or None."""
         return self._known.get((target, seed))
 

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,8 +36,9 @@ class Arena:
 class EpisodePlan:
     """The episodes to run, and how to run them."""
 
-    targets: tuple[float, ...]
-    """Target returns in addition to the headline target. If empty: the targets of the training run."""
+    targets: tuple[float, ...] | Literal["auto"]
+    """Target returns in addition to the headline target. If empty: the targets of the training run.
+    ``auto``: eight targets, from the data's lowest return to above its highest."""
     num_episodes: int
     """Number of episodes for each target. Episode i is reset with ``seed + i``."""
     seed: int
@@ -49,15 +50,19 @@ class EpisodePlan:
     """Whether to run cached episodes again."""
 
 
-def target_seed_pairs(targets: Iterable[float], *, num_episodes: int, seed: int) -> list[tuple[float, int]]:
-    """The target and seed of every episode: each distinct target with the seeds ``seed``, ``seed + 1``, ..."""
-    return [(target, seed + i) for target in dict.fromkeys(targets) for i in range(num_episodes)]
+def target_seed_pairs(targets: Iterable[float], *, num_episodes: int, seed: int) -> list[tuple[float | None, int]]:
+    """The target and seed of every episode: each distinct target with the seeds ``seed``, ``seed + 1``, ...
+
+    Without targets: one episode for each seed, with the target None.
+    """
+    distinct: list[float | None] = list(dict.fromkeys(targets))
+    return [(target, seed + i) for target in distinct or [None] for i in range(num_episodes)]
 
 
 def evaluate_episodes(
     policy: Policy,
     arena: Arena,
-    pairs: Sequence[tuple[float, int]],
+    pairs: Sequence[tuple[float | None, int]],
     *,
     num_environments: int = 64,
     num_workers: int | None = None,
@@ -119,7 +124,11 @@ def evaluate_run(
     callbacks: Sequence[Callback] = (),
 ) -> Evaluation:
     """Evaluate a run. Only episodes that are not cached are run; each is cached as soon as it ends."""
-    targets = (run.task.headline, *(plan.targets or run.task.targets))
+    targets = run.task.targets
+    if plan.targets and not targets:
+        raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given targets")
+    if plan.targets:
+        targets = (targets[0], *(run.task.spread_targets() if plan.targets == "auto" else plan.targets))
     pairs = target_seed_pairs(targets, num_episodes=plan.num_episodes, seed=plan.seed)
     cache = EpisodeCache(run.evaluations_folder, _depends_on(run, plan, mode=mode, device=device), fresh=plan.fresh)
     missing = [pair for pair in pairs if cache.get(*pair) is None]
@@ -149,7 +158,7 @@ def evaluate_policy(
         evaluate_episodes(
             policy,
             arena,
-            target_seed_pairs((task.headline,), num_episodes=plan.num_episodes, seed=plan.seed),
+            target_seed_pairs((), num_episodes=plan.num_episodes, seed=plan.seed),
             num_environments=plan.num_environments,
             num_workers=plan.num_workers,
             callbacks=[ended, *callbacks],
@@ -162,7 +171,7 @@ def evaluate_policy(
     return Evaluation(
         policy=name,
         configuration=f"{name} {task.env_id}",
-        task=task,
+        task=replace(task, targets=()),
         episodes=tuple(sorted(ended.episodes, key=lambda episode: episode.seed)),
         notes=notes,
     )

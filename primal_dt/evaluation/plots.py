@@ -68,12 +68,15 @@ def _bars(figure: "Figure", report: Report) -> bool:
 
 
 def _targets(figure: "Figure", report: Report) -> bool:
-    """Plot the achieved return against the target return, with a panel for each environment."""
+    """Plot the achieved return against the target return, with a panel for each environment.
+
+    The margin above a panel shows the returns of the data's episodes.
+    """
     several = [group for group in report.groups if len(group.results) > 1]
     for axes, groups in _panels(figure, several):
         for number, group in enumerate(groups):
             reference = group.first.task.reference
-            targets = sorted(result.target for result in group.results)
+            targets = sorted(result.target for result in group.results if result.target is not None)
             low, high = reference.random_return, reference.expert_return
             scores = np.array([[run.scores(target).mean() for run in group.runs] for target in targets])
             returns = scores * (high - low) / 100 + low  # (targets, N)
@@ -83,7 +86,21 @@ def _targets(figure: "Figure", report: Report) -> bool:
         axes.plot(ends, ends, color="gray", ls=":", label="achieved = target")
         axes.set(xlabel="target return", ylabel="achieved return: mean and range over seeds")
         axes.legend(fontsize=7)
+        _margin(axes, groups)
     return bool(several)
+
+
+def _margin(axes: "Axes", groups: Sequence[Group]) -> None:
+    """Show the distribution of the data's returns above the axes."""
+    data = {group.first.task.dataset: group.first.task.data_returns for group in groups}
+    known = [returns for returns in data.values() if returns]
+    if not known:
+        return
+    axes.set_title("")
+    margin = axes.inset_axes((0.0, 1.02, 1.0, 0.15), sharex=axes)
+    margin.hist(known, bins=40, color=["gray"] * len(known), alpha=0.6, density=True)
+    margin.set_title(f"{groups[0].first.task.environment}: returns in the data", fontsize=8)
+    margin.tick_params(labelbottom=False, left=False, labelleft=False)
 
 
 def _profiles(figure: "Figure", report: Report) -> bool:

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_dt.evaluation.rollout import Episode
-from primal_dt.evaluation.score import TargetSummary, normalized, summarize
+from primal_dt.evaluation.score import TargetSummary, normalized, summarize, target_text
 from primal_dt.evaluation.statistics import (
     Interval,
     interquartile_mean,
     iqm_interval,
     performance_profile,
+    rank_correlation,
     std_over_seeds,
 )
 from primal_dt.task import Reference, RunTask
@@ -26,6 +27,8 @@ __all__ = ["Average", "Evaluation", "Group", "Published", "Report", "TargetResul
 FEW_SEEDS, FEW_EPISODES = 3, 10
 """Results with fewer seeds or fewer episodes than these are marked."""
 BOOTSTRAP_SEED = 0
+LISTENS, NUM_TARGETS = 0.5, 4
+"""Policies with a lower rank correlation of target and achieved return get a warning. It needs so many targets."""
 PROFILE_THRESHOLDS = tuple(range(0, 121, 10))
 
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -72,7 +75,7 @@ class Evaluation:
         """One summary for each target."""
         return summarize(self.episodes, self.task.reference)
 
-    def scores(self, target: float) -> NDArray[np.float64]:
+    def scores(self, target: float | None) -> NDArray[np.float64]:
         """The normalized returns of its episodes at one target."""
         returns = [episode.total_reward for episode in self.episodes if episode.target == target]
         return normalized(returns, self.task.reference)
@@ -82,7 +85,7 @@ class Evaluation:
 class TargetResult:
     """A group's normalized returns at one target, over seeds. A run's score is the mean over its episodes."""
 
-    target: float
+    target: float | None
     is_headline: bool
     num_seeds: int | None
     """Number of seeds; None for a policy that was not trained here."""
@@ -96,6 +99,8 @@ class TargetResult:
     """95 % interval of the interquartile mean; None for one seed."""
     return_mean: float
     length_mean: float
+    predicted_mean: float | None = None
+    """Mean of the returns that the policies predicted at the first step; None if they predict none."""
 
     @property
     def is_few(self) -> bool:
@@ -141,9 +146,22 @@ class Group:
             found.append(f"{name}: the checkpoints are from different steps ({steps})")
         targets = {episode.target for run in self.runs for episode in run.episodes}
         if missing := targets - {result.target for result in self.results}:
-            listed = ", ".join(f"{target:g}" for target in sorted(missing))
+            listed = ", ".join(sorted(map(target_text, missing)))
             found.append(f"{name}: not all seeds have episodes at the targets {listed}, so these have no result")
+        if self.target_correlation is not None and self.target_correlation < LISTENS:
+            found.append(
+                f"{name}: the achieved return does not rise with the target (rank correlation "
+                f"{self.target_correlation:.2f} over {len(self.results)} targets): the policy hardly follows its target"
+            )
         return found
+
+    @property
+    def target_correlation(self) -> float | None:
+        """The rank correlation of target and achieved return over all targets; None for fewer than four targets."""
+        if len(self.results) < NUM_TARGETS:
+            return None
+        targets = [result.target for result in self.results if result.target is not None]
+        return rank_correlation(targets, [result.return_mean for result in self.results])
 
 
 @dataclass(frozen=True)
@@ -259,6 +277,7 @@ class Report:
                     "published": self.published_for(group.first),
                     "results": [asdict(result) | {"few": result.is_few} for result in group.results],
                     "profile": _profile(group),
+                    "target_correlation": group.target_correlation,
                     "runs": [_run_as_json(run) for run in group.runs],
                 }
                 for group in self.groups
@@ -290,20 +309,21 @@ def _group(label: str, runs: Sequence[Evaluation]) -> Group:
     headline = ordered[0].task.headline
     common = set.intersection(*({episode.target for episode in run.episodes} for run in ordered))
     if headline not in common:
-        raise ValueError(f"{label} on {ordered[0].task.dataset} has no episode at the headline target {headline:g}")
+        raise ValueError(f"{label} on {ordered[0].task.dataset} has no episode at the headline target {headline}")
     targets = [target for target in dict.fromkeys(e.target for e in ordered[0].episodes) if target in common]
     targets.sort(key=lambda target: target != headline)
     return Group(label, ordered, tuple(_result(ordered, target, headline) for target in targets))
 
 
-def _run_scores(runs: Sequence[Evaluation], target: float) -> NDArray[np.float64]:
+def _run_scores(runs: Sequence[Evaluation], target: float | None) -> NDArray[np.float64]:
     """The score of each run, (N,)."""
     return np.array([run.scores(target).mean() for run in runs])
 
 
-def _result(runs: Sequence[Evaluation], target: float, headline: float) -> TargetResult:
+def _result(runs: Sequence[Evaluation], target: float | None, headline: float | None) -> TargetResult:
     scores = _run_scores(runs, target)
     summaries = [summary for run in runs for summary in run.summaries() if summary.target == target]
+    predicted = [summary.predicted_mean for summary in summaries if summary.predicted_mean is not None]
     return TargetResult(
         target=target,
         is_headline=target == headline,
@@ -315,6 +335,7 @@ def _result(runs: Sequence[Evaluation], target: float, headline: float) -> Targe
         interval=iqm_interval([scores], random=np.random.default_rng(BOOTSTRAP_SEED)),
         return_mean=float(np.mean([summary.return_mean for summary in summaries])),
         length_mean=float(np.mean([summary.length_mean for summary in summaries])),
+        predicted_mean=float(np.mean(predicted)) if predicted else None,
     )
 
 

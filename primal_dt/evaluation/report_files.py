@@ -9,6 +9,7 @@ from pathlib import Path
 
 from primal_dt.evaluation.plots import plot_report
 from primal_dt.evaluation.report import FEW_EPISODES, Average, Group, Report, TargetResult
+from primal_dt.evaluation.score import target_text
 from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
@@ -34,7 +35,7 @@ def results_table(report: Report) -> str:
             group.first.task.dataset,
             group.label,
             group.first.mode or "",
-            f"{result.target:g}{HEADLINE if result.is_headline else ''}",
+            f"{target_text(result.target, result.predicted_mean)}{HEADLINE if result.is_headline else ''}",
             f"{_score(result.mean, result.std)}{_marks(group, result)}",
             _interval(result),
             f"{result.return_mean:.0f}",
@@ -69,7 +70,7 @@ def runs_table(report: Report) -> str:
             run.mode or "",
             _or_nothing(run.seed),
             _or_nothing(run.step),
-            f"{summary.target:g}",
+            target_text(summary.target, summary.predicted_mean),
             f"{summary.normalized_mean:.1f} ± {summary.normalized_std:.1f}",
             f"{summary.normalized_median:.1f}",
             f"{summary.normalized_least:.1f}",
@@ -123,7 +124,7 @@ def cells_table(report: Report) -> str:
                 ", ".join(_or_nothing(each.seed) for each in group.runs),
                 str(result.num_episodes),
                 ", ".join(dict.fromkeys(_or_nothing(each.step) for each in group.runs)),
-                f"{result.target:g}",
+                target_text(result.target, result.predicted_mean),
                 run.task.env_id,
                 f"{run.task.reference.random_return:g}, {run.task.reference.expert_return:g}",
             ]

@@ -27,6 +27,10 @@ class Policy(Protocol):
     def observe(self, rewards: NDArray[np.float64], /) -> None:
         """Receive the rewards (E,) of the last actions."""
 
+    @property
+    def predicted_returns(self) -> NDArray[np.float64] | None:
+        """The predicted returns-to-go (E,) that the last actions follow; None if the policy predicts none."""
+
     def keep(self, rows: NDArray[np.bool_], /) -> None:
         """Continue with the environments where ``rows`` (E,) is True. The episodes of the others have ended."""
 
@@ -35,10 +39,13 @@ class Policy(Protocol):
 class Episode:
     """The result of an episode."""
 
-    target: float
+    target: float | None
+    """The target return; None if the policy follows none."""
     seed: int
     total_reward: float
     length: int
+    predicted: float | None = None
+    """The return that the policy predicted at the first step; None if it predicts none."""
 
 
 class RolloutError(RuntimeError):
@@ -49,7 +56,7 @@ def rollout(
     policy: Policy,
     make_environment: Callable[[], Environment],
     *,
-    targets: Sequence[float],
+    targets: Sequence[float | None],
     seeds: Sequence[int],
     num_environments: int = 64,
     num_workers: int = 0,
@@ -65,7 +72,7 @@ def rollout(
         policy: the policy.
         make_environment: creates an environment. It is called once for each environment that runs at the same time;
             with workers, in the worker processes.
-        targets: the target return of each episode.
+        targets: the target return of each episode; None for a policy that follows none.
         seeds: the seed with which the environment is reset, for each episode.
         num_environments: maximum number of environments that run at the same time.
         num_workers: number of processes that step the environments; 0 steps them in this process.
@@ -94,7 +101,7 @@ def rollout(
 def _run(
     policy: Policy,
     environments: Environments,
-    targets: Sequence[float],
+    targets: Sequence[float | None],
     seeds: Sequence[int],
     on_step: Callable[[int], None],
     on_episode: Callable[[Episode], None],
@@ -105,9 +112,12 @@ def _run(
     episodes: dict[int, Episode] = {}
     running = np.arange(count)
     observations = environments.reset(seeds)
-    policy.reset(np.asarray(targets, np.float64))
+    policy.reset(np.array([np.nan if target is None else target for target in targets], np.float64))
+    predicted: list[float | None] = [None] * count
     while len(running):
         actions = policy.act(observations)
+        if length == 0 and (first := policy.predicted_returns) is not None:
+            predicted = list(first.tolist())
         running_seeds = [seeds[i] for i in running.tolist()]
         _check("action", actions, running_seeds, step=length, observations=observations)
         observations, rewards, ended, failures = environments.step(running, actions)
@@ -117,7 +127,7 @@ def _run(
         policy.observe(rewards)
         if ended.any():
             for i in running[ended].tolist():
-                episodes[i] = Episode(float(targets[i]), int(seeds[i]), float(total[i]), length)
+                episodes[i] = Episode(targets[i], int(seeds[i]), float(total[i]), length, predicted[i])
                 on_episode(episodes[i])
             policy.keep(~ended)
             running, observations = running[~ended], observations[~ended]

@@ -13,7 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Interval", "interquartile_mean", "iqm_interval", "performance_profile", "profile_band", "std_over_seeds"]
+__all__ = [
+    "Interval",
+    "interquartile_mean",
+    "iqm_interval",
+    "performance_profile",
+    "profile_band",
+    "rank_correlation",
+    "std_over_seeds",
+]
 
 NUM_RESAMPLES = 5_000
 Scores = Sequence[NDArray[np.float64]]
@@ -87,3 +95,14 @@ def _shares(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
 def _resampled(scores: Scores, random: np.random.Generator, num_resamples: int) -> list[NDArray[np.float64]]:
     """Draw runs with replacement within each task: T arrays (num_resamples, N)."""
     return [np.asarray(runs)[random.integers(len(runs), size=(num_resamples, len(runs)))] for runs in scores]
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Spearman's rank correlation, from -1 to 1. Equal values share their mean rank; 0 if all of x or y are equal."""
+
+    def ranks(values: Sequence[float]) -> NDArray[np.float64]:
+        array = np.asarray(values, np.float64)
+        return np.array([(array < value).sum() + ((array == value).sum() - 1) / 2 for value in array])
+
+    one, two = ranks(x), ranks(y)
+    return float(np.corrcoef(one, two)[0, 1]) if one.std() > 0 and two.std() > 0 else 0.0

@@ -132,7 +132,7 @@ def describe_run(
 
 def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
     """A digest that is equal for runs that differ only in their seed."""
-    content: dict[str, Any] = {"model": without_earlier_values(config["model"]), "optimizer": config["optimizer"]}
+    content: dict[str, Any] = {part: without_earlier_values(config[part]) for part in ("model", "optimizer")}
     content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

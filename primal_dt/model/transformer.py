@@ -1,10 +1,10 @@
 """The Decision Transformer: predicts actions from returns-to-go, states and actions.
 
-Axes: B batch, K context steps, L = 3K tokens, M chosen tokens, D width, S state, A action.
+Axes: B batch, K context steps, T tokens per step, L = TK tokens, M chosen tokens, D width, S state, A action.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,10 @@ from primal_dt.attention import CAUSAL_KINDS, AttentionLayer, Positions, build_a
 from primal_dt.attention.dropout import Dropout
 from primal_dt.data.sampler import Batch
 
-__all__ = ["ATTENTION_STACKS", "DecisionTransformer", "ModelOutput", "ModelShape"]
+__all__ = ["ATTENTION_STACKS", "ActionLoss", "Conditioning", "DecisionTransformer", "ModelOutput", "ModelShape"]
+
+Conditioning = Literal["return", "none", "max-return"]
+ActionLoss = Literal["mse", "gaussian"]
 
 PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
 ATTENTION_STACKS = (PRIMAL_PLUS, PRIMALFORMER, *(kind for kind in CAUSAL_KINDS if kind != "primal"))
@@ -21,9 +24,8 @@ ATTENTION_STACKS = (PRIMAL_PLUS, PRIMALFORMER, *(kind for kind in CAUSAL_KINDS i
 below. ``primalformer`` has Causal Primal-Attention in all layers. The others have one kind in all layers; ``softmax``
 is the canonical Decision Transformer."""
 
-TOKENS_PER_STEP = 3
-STATE_POSITIONS = slice(1, None, TOKENS_PER_STEP)
-"""Positions of the states among the tokens (R_1, s_1, a_1, R_2, s_2, a_2, ...). Actions are predicted there."""
+LOG_STD_RANGE = (-4.0, 1.0)
+"""Range of the logarithm of an action's standard deviation, divided by the radius of the action box."""
 
 
 class ModelOutput(NamedTuple):
@@ -33,6 +35,10 @@ class ModelOutput(NamedTuple):
     """(B, K, A), within the action box."""
     objectives: dict[int, Tensor]
     """Layer index -> J (B,), for layers that have one; empty if J was not requested."""
+    log_std: Tensor | None = None
+    """(B, K, A), logarithm of the standard deviation of each action, with ``action_loss="gaussian"``."""
+    best_returns: Tensor | None = None
+    """(B, K, 1), predicted best returns-to-go, scaled, with ``conditioning="max-return"``."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,12 @@ class ModelShape:
     """Start of the weights, see :meth:`DecisionTransformer.reset_parameters`."""
     primal_init: Literal["unit", "orthonormal"] = "unit"
     """Start of W_e and W_r, see :class:`PrimalAttention`."""
+    conditioning: Conditioning = "return"
+    """What the action depends on besides the history: a given return-to-go, nothing, or a predicted return-to-go."""
+    late_return: bool = False
+    """Whether the return-to-go enters after the blocks and not as a token, see :class:`DecisionTransformer`."""
+    action_loss: ActionLoss = "mse"
+    """Whether the model predicts actions only, or also their standard deviations."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTION_STACKS:
@@ -80,8 +92,11 @@ class ModelShape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0 and below 1")
-        if self.init not in ("published", "small"):
-            raise ValueError(f"init must be 'published' or 'small', not {self.init!r}")
+        choices = {"init": ("published", "small"), "conditioning": get_args(Conditioning)}
+        choices |= {"action_loss": get_args(ActionLoss)}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         if len(self.action_low) != len(self.action_high) or not self.action_low:
             raise ValueError(
                 f"action_low (length {len(self.action_low)}) and action_high (length {len(self.action_high)}) "
@@ -94,6 +109,26 @@ class ModelShape:
     def action_width(self) -> int:
         """A, the number of action entries."""
         return len(self.action_low)
+
+    @property
+    def has_return_token(self) -> bool:
+        """Whether returns-to-go are tokens."""
+        return self.conditioning == "return" and not self.late_return
+
+    @property
+    def has_late_return(self) -> bool:
+        """Whether returns-to-go enter after the blocks."""
+        return self.conditioning == "max-return" or (self.conditioning == "return" and self.late_return)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """T: 3 for (R, s, a), 2 for (s, a)."""
+        return 3 if self.has_return_token else 2
+
+    @property
+    def state_positions(self) -> slice:
+        """Positions of the states among the tokens of a window. Actions are predicted there."""
+        return slice(self.tokens_per_step - 2, None, self.tokens_per_step)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -115,16 +150,14 @@ class Block(nn.Module):
             options = {"rank": shape.rank, "feature_map": shape.feature_map, "scores": shape.scores}
             options["init"] = shape.primal_init
         if kind == "cosformer":
-            options["horizon"] = TOKENS_PER_STEP * shape.context
+            options["horizon"] = shape.tokens_per_step * shape.context
         width = shape.width
         self.attention_norm = nn.LayerNorm(width)
         self.attention = build_attention(
             kind, width=width, num_heads=shape.num_heads, causal=True, dropout=shape.dropout, **options
         )
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.ReLU(inplace=True), nn.Linear(4 * width, width), Dropout(shape.dropout)
-        )
+        self.mlp = _mlp(shape)
 
     def forward(
         self, x: Tensor, valid: Tensor | None, *, positions: Positions = None, with_objective: bool = False
@@ -145,12 +178,41 @@ class Block(nn.Module):
         return x + self.mlp(rows).view_as(x)
 
 
+class LateReturn(nn.Module):
+    """``x + R``, then ``x + mlp(norm(x))``, with an embedded return-to-go R: the second half of a block."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.width)
+        self.mlp = _mlp(shape)
+
+    def forward(self, x: Tensor, returns: Tensor) -> Tensor:
+        """States and embedded returns-to-go, (..., D) each -> (..., D)."""
+        x = x + returns
+        return x + self.mlp(self.norm(x).flatten(0, -2)).view_as(x)
+
+
+def _mlp(shape: ModelShape) -> nn.Sequential:
+    width = shape.width
+    return nn.Sequential(
+        nn.Linear(width, 4 * width), nn.ReLU(inplace=True), nn.Linear(4 * width, width), Dropout(shape.dropout)
+    )
+
+
 class DecisionTransformer(nn.Module):
     """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from the tokens before the state and the state itself.
 
     Each kind of token has a linear embedding, plus a timestep embedding shared by all three. A LayerNorm and a causal
     transformer follow. The action at a state token is ``center + radius * tanh(linear(x))``, which is within the action
     box. The top block is computed at the state tokens only. There is no positional embedding other than the timestep's.
+
+    The action can depend on the return-to-go in other ways. With ``late_return`` the tokens are (s_1, a_1, ...), a
+    third fewer, and R_t is added to the output of the blocks at s_t, followed by an MLP: it affects the action at step
+    t only. With ``conditioning="max-return"`` the layout is the same, and a linear head predicts R_t from the output of
+    the blocks (after Reinformer, arXiv 2405.08740, which has R_t as a token after s_t). With ``conditioning="none"``
+    there is no return-to-go: behavior cloning.
+
+    With ``action_loss="gaussian"`` a second linear head predicts the logarithm of each action's standard deviation.
 
     With ``primal-plus`` this is Primal.+DT of the Primal-Attention paper (arXiv 2305.19798). Differences from its
     published code: padding is on the right instead of the left, and does not count in the primal layer's means and J;
@@ -162,11 +224,14 @@ class DecisionTransformer(nn.Module):
 
     action_center: Tensor
     action_radius: Tensor
+    return_cap: Tensor
+    """(max_timesteps,), with ``conditioning="max-return"``: maximum of a predicted return-to-go by timestep, scaled."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_return = nn.Linear(1, shape.width)
+        if shape.conditioning != "none":
+            self.embed_return = nn.Linear(1, shape.width)
         self.embed_state = nn.Linear(shape.state_width, shape.width)
         self.embed_action = nn.Linear(shape.action_width, shape.width)
         self.embed_timestep = nn.Embedding(shape.max_timesteps, shape.width)
@@ -175,6 +240,13 @@ class DecisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(kind, shape) for kind in shape.layer_kinds)
         self.final_norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.action_width)
+        if shape.has_late_return:
+            self.late_return = LateReturn(shape)
+        if shape.conditioning == "max-return":
+            self.return_head = nn.Sequential(nn.LayerNorm(shape.width), nn.Linear(shape.width, 1))
+            self.register_buffer("return_cap", torch.full((shape.max_timesteps,), torch.inf))
+        if shape.action_loss == "gaussian":
+            self.log_std_head = nn.Linear(shape.width, shape.action_width)
         low, high = torch.tensor(shape.action_low), torch.tensor(shape.action_high)
         self.register_buffer("action_center", (low + high) / 2, persistent=False)
         self.register_buffer("action_radius", (high - low) / 2, persistent=False)
@@ -192,7 +264,7 @@ class DecisionTransformer(nn.Module):
         linear maps inside them keep torch's defaults.
         """
         if self.shape.init == "published":
-            chosen = set(self.blocks.modules())
+            chosen = {module for part in self.matrix_parts for module in part.modules()}
         else:
             layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
             chosen = set(self.modules()) - {module for layer in layers for module in layer.modules()}
@@ -201,6 +273,11 @@ class DecisionTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if module in chosen and isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+    @property
+    def matrix_parts(self) -> list[nn.Module]:
+        """The blocks, and the MLP of late returns: the parts between the embeddings and the heads."""
+        return [self.blocks, *([self.late_return] if self.shape.has_late_return else [])]
 
     def forward(self, batch: Batch, *, with_objective: bool = False) -> ModelOutput:
         """Predict the action at every step.
@@ -211,31 +288,36 @@ class DecisionTransformer(nn.Module):
             with_objective: also return J of the layers that have one.
 
         Returns:
-            The actions (B, K, A), and J (B,) by layer.
+            The actions (B, K, A), J (B,) by layer, and what else the model predicts.
         """
         self._check_batch(batch)
-        valid = batch.valid.repeat_interleave(TOKENS_PER_STEP, dim=1)  # (B, L)
+        valid = batch.valid.repeat_interleave(self.shape.tokens_per_step, dim=1)  # (B, L)
         x = self.tokens(batch)  # (B, L, D)
         objectives: dict[int, Tensor] = {}
         for number, block in enumerate(self.blocks):
             top = number == len(self.blocks) - 1
             x, objective = block(
-                x, valid, positions=STATE_POSITIONS if top else None, with_objective=with_objective
+                x, valid, positions=self.shape.state_positions if top else None, with_objective=with_objective
             )  # (B, L, D), from the top block (B, K, D)
             if objective is not None:
                 objectives[number] = objective
-        return ModelOutput(self.actions_at(x), objectives)
+        best = self.return_head(x) if self.shape.conditioning == "max-return" else None  # (B, K, 1)
+        if self.shape.has_late_return:
+            x = self.add_return(x, batch.returns_to_go.masked_fill(~batch.valid[..., None], 0.0))
+        log_std = self.log_std_at(x) if self.shape.action_loss == "gaussian" else None  # (B, K, A)
+        return ModelOutput(self.actions_at(x), objectives, log_std, best)
 
     def tokens(self, batch: Batch) -> Tensor:
-        """(B, L, D), the embedded sequence of returns-to-go, states and actions."""
+        """(B, L, D), the embedded sequence of returns-to-go (if they are tokens), states and actions."""
         padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
         time = self.embed_timestep(batch.timesteps.masked_fill(~batch.valid, 0))  # (B, K, D)
-        kinds = (
-            self.embed_return(batch.returns_to_go.masked_fill(padding, 0.0)) + time,
+        kinds = [
             self.embed_state(batch.states.masked_fill(padding, 0.0)) + time,
             self.embed_action(batch.actions.masked_fill(padding, 0.0)) + time,
-        )
-        interleaved = torch.stack(kinds, dim=2).flatten(1, 2)  # (B, K, 3, D) -> (B, L, D)
+        ]
+        if self.shape.has_return_token:
+            kinds.insert(0, self.embed_return(batch.returns_to_go.masked_fill(padding, 0.0)) + time)
+        interleaved = torch.stack(kinds, dim=2).flatten(1, 2)  # (B, K, T, D) -> (B, L, D)
         return self.embed_dropout(self.embed_norm(interleaved))
 
     def _check_batch(self, batch: Batch) -> None:
@@ -252,6 +334,20 @@ class DecisionTransformer(nn.Module):
             raise ValueError(
                 "a window has padding before a valid step: padding must be on the right, after all valid steps"
             )
+
+    def add_return(self, x: Tensor, returns: Tensor) -> Tensor:
+        """Add late returns-to-go (..., 1), scaled, to the output of the blocks at states (..., D) -> (..., D)."""
+        return self.late_return(x, self.embed_return(returns))
+
+    def best_returns_at(self, x: Tensor, timestep: int) -> Tensor:
+        """The predicted best returns-to-go at a timestep, capped, scaled: (..., D) -> (..., 1)."""
+        return self.return_head(x).clamp(max=self.return_cap[timestep])
+
+    def log_std_at(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., A), logarithms of the standard deviations of actions."""
+        low, high = LOG_STD_RANGE
+        scaled = (low + high) / 2 + (high - low) / 2 * torch.tanh(self.log_std_head(self.final_norm(x)))
+        return scaled + self.action_radius.log()
 
     def actions_at(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., A), within the action box."""

@@ -1,10 +1,10 @@
 """Step-by-step inference for a policy, with caches of earlier results.
 
-At step t of an episode three tokens are new: the action a_{t-1}, the return-to-go R_t and the state s_t. The model's
-window then holds the 3K - 1 tokens from R_{t-K+1} to s_t, all of them real.
+At step t of an episode T tokens are new: the action a_{t-1}, the return-to-go R_t if it is a token, and the state s_t.
+The model's window then holds the TK - 1 tokens from R_{t-K+1} or s_{t-K+1} to s_t, all of them real.
 
-Axes: N rows (one environment each), n rows of a tile, M new tokens, K context steps, D width, S state, A action,
-H heads, P = D / H.
+Axes: N rows (one environment each), n rows of a tile, M new tokens, K context steps, T tokens per step, D width,
+S state, A action, H heads, P = D / H, C candidates.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
-from primal_dt.model.transformer import TOKENS_PER_STEP, Block, DecisionTransformer, ModelShape
+from primal_dt.model.critic import TwinCritic
+from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
 from primal_dt.policy.tiles import Tiles
 
 __all__ = [
@@ -35,6 +36,8 @@ InferenceMode = Literal["window", "streaming"]
 LAST = slice(-1, None)
 ALIGNED = 16
 """Number of float32 values in a cache line."""
+CANDIDATES = (0.5, 0.75, 1.0, 1.25, 1.5)
+"""Factors of the return-to-go: the actions among which a critic chooses."""
 
 
 def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
@@ -51,12 +54,14 @@ def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
         raise ValueError(f"mode streaming supports only the cosine map, not {shape.feature_map}: use mode window")
 
 
-def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
+def make_inference(
+    mode: InferenceMode, model: DecisionTransformer, num_rows: int, *, critic: TwinCritic | None = None
+) -> "Inference":
     """Build inference in mode ``window`` (exact) or ``streaming`` (computes each token once)."""
     require_mode(mode, model.shape)
     if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
-        return WindowInference(model, num_rows)
-    return StreamingInference(model, num_rows)
+        return WindowInference(model, num_rows, critic)
+    return StreamingInference(model, num_rows, critic)
 
 
 class Inference(ABC):
@@ -65,21 +70,25 @@ class Inference(ABC):
     Args:
         model: the model, in evaluation mode.
         num_rows: N, the number of episodes.
+        critic: chooses among the actions for several returns-to-go, if given. The model must have late returns.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+    def __init__(self, model: DecisionTransformer, num_rows: int, critic: TwinCritic | None = None) -> None:
         self.model = model
+        self.critic = critic
         self.blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.num_rows = num_rows
         self.timestep = 0
         self._actions = self._zeros(model.shape.action_width)  # (N, A), the actions of the last step
+        self.returns = self._zeros(1)
+        """(N, 1), the returns-to-go that the last actions follow, scaled: those given, predicted or chosen."""
 
     def step(self, states: Tensor, returns: Tensor, tiles: Tiles) -> Tensor:
         """Compute the actions of the next step.
 
         Args:
             states: (N, S), standardized.
-            returns: (N, 1), the returns-to-go, scaled.
+            returns: (N, 1), the returns-to-go, scaled. Ignored unless the model is conditioned on given returns.
             tiles: how to divide the rows.
 
         Returns:
@@ -88,7 +97,7 @@ class Inference(ABC):
 
         def run(rows: slice) -> None:
             x = self._newest(rows, self._embed(rows, states[rows], returns[rows]))  # (n, 1, D)
-            self._actions[rows] = self.model.actions_at(x[:, 0])
+            self._actions[rows], self.returns[rows] = self._choose(x[:, 0], states[rows], returns[rows])
 
         self._make_room()
         tiles.run(run, self.num_rows)
@@ -98,13 +107,35 @@ class Inference(ABC):
     def keep(self, rows: Tensor, num_rows: int) -> None:
         """Continue with the rows of these indices, moved to the front of ``num_rows`` rows."""
         self._actions = _keep_rows(self._actions, rows, num_rows)
+        self.returns = _keep_rows(self.returns, rows, num_rows)
         self.num_rows = num_rows
 
+    def _choose(self, x: Tensor, states: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """Output of the blocks (n, D), states (n, S), returns (n, 1) -> actions (n, A), returns followed (n, 1)."""
+        model = self.model
+        if model.shape.conditioning == "max-return":
+            returns = model.best_returns_at(x, self.timestep)
+        if self.critic is not None:
+            candidates = returns[:, None] * returns.new_tensor(CANDIDATES)[:, None]  # (n, C, 1)
+            if model.shape.conditioning == "max-return":
+                candidates = candidates.clamp(max=model.return_cap[self.timestep])
+            every = x[:, None].expand(-1, len(CANDIDATES), -1)
+            actions = model.actions_at(model.add_return(every, candidates))  # (n, C, A)
+            values = self.critic.least(states[:, None].expand(*actions.shape[:2], -1), actions)  # (n, C)
+            best = values.argmax(1)[:, None, None]  # (n, 1, 1)
+            chosen = actions.gather(1, best.expand(-1, 1, actions.shape[-1]))
+            return chosen[:, 0], candidates.gather(1, best)[:, 0]
+        if model.shape.has_late_return:
+            x = model.add_return(x, returns)
+        return model.actions_at(x), returns
+
     def _embed(self, rows: slice, states: Tensor, returns: Tensor) -> Tensor:
-        """The new tokens (n, M, D): three, or two at the first step, which has no previous action."""
+        """The new tokens (n, M, D): T, or one fewer at the first step, which has no previous action."""
         model, t = self.model, self.timestep
         time = model.embed_timestep.weight
-        tokens = [model.embed_return(returns) + time[t], model.embed_state(states) + time[t]]
+        tokens = [model.embed_state(states) + time[t]]
+        if model.shape.has_return_token:
+            tokens.insert(0, model.embed_return(returns) + time[t])
         if t:
             tokens.insert(0, model.embed_action(self._actions[rows]) + time[t - 1])
         return model.embed_norm(torch.stack(tokens, dim=1))
@@ -129,10 +160,10 @@ class WindowInference(Inference):
     step, the top layer for the newest state token only.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
-        super().__init__(model, num_rows)
+    def __init__(self, model: DecisionTransformer, num_rows: int, critic: TwinCritic | None = None) -> None:
+        super().__init__(model, num_rows, critic)
         shape = model.shape
-        self._length = TOKENS_PER_STEP * shape.context - 1
+        self._length = shape.tokens_per_step * shape.context - 1
         capacity = 3 * self._length  # so that the window is rarely moved back to the front
         self._end = 0
         self._tokens = self._zeros(capacity, shape.width)  # (N, capacity, D)
@@ -147,7 +178,7 @@ class WindowInference(Inference):
         self._projected = [_keep_rows(cache, rows, num_rows) for cache in self._projected]
 
     def _make_room(self) -> None:
-        num_new = TOKENS_PER_STEP if self.timestep else TOKENS_PER_STEP - 1
+        num_new = self.model.shape.tokens_per_step - (self.timestep == 0)
         if self._end + num_new > self._tokens.shape[1]:
             last = slice(self._end - self._length, self._end)
             self._tokens[:, : self._length] = self._tokens[:, last]
@@ -185,9 +216,9 @@ class StreamingInference(Inference):
     left the window.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
-        super().__init__(model, num_rows)
-        self._memories = [_memory_of(block, model.shape.context, num_rows) for block in self.blocks]
+    def __init__(self, model: DecisionTransformer, num_rows: int, critic: TwinCritic | None = None) -> None:
+        super().__init__(model, num_rows, critic)
+        self._memories = [_memory_of(block, model.shape, num_rows) for block in self.blocks]
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         super().keep(rows, num_rows)
@@ -209,10 +240,10 @@ class StreamingInference(Inference):
 class _SoftmaxMemory:
     """Keys and values of the last K steps. The tokens that are new at step t are in slot t modulo K."""
 
-    def __init__(self, layer: SoftmaxAttention, context: int, num_rows: int) -> None:
+    def __init__(self, layer: SoftmaxAttention, shape: ModelShape, num_rows: int) -> None:
         self.layer = layer
-        self.context = context
-        num_tokens = TOKENS_PER_STEP * context
+        self.context, self._per_step = shape.context, shape.tokens_per_step
+        num_tokens = self._per_step * self.context
         # Rounded up, so that the rows of every product start at a cache line: how a product rounds can depend on the
         # alignment.
         ring = (num_rows, layer.num_heads, -(-num_tokens // ALIGNED) * ALIGNED, layer.head_width)
@@ -220,8 +251,8 @@ class _SoftmaxMemory:
         self._masks: dict[int, Tensor] = {}
 
     def make_room(self, timestep: int) -> None:
-        begin = TOKENS_PER_STEP * (timestep % self.context)
-        self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
+        begin = self._per_step * (timestep % self.context)
+        self._new = slice(begin if timestep else 1, begin + self._per_step)
         number = min(timestep, self.context + timestep % self.context)  # from step K on, the masks repeat
         if number not in self._masks:
             self._masks[number] = self._mask(timestep).to(self._keys.device)
@@ -230,14 +261,14 @@ class _SoftmaxMemory:
     def _mask(self, timestep: int) -> Tensor:
         """(M, ring) bool, True where a new token attends to a token in the ring."""
         slot, num_steps = timestep % self.context, min(timestep + 1, self.context)
-        own = slice(TOKENS_PER_STEP * slot, TOKENS_PER_STEP * (slot + 1))
+        own = slice(self._per_step * slot, self._per_step * (slot + 1))
         # The slot of the oldest step starts with the action before that step, which is not in the window. Step 0 has no
         # action before it: the first entry of its slot is empty.
         oldest = 0 if timestep < self.context else (timestep + 1) % self.context
-        seen = torch.zeros(TOKENS_PER_STEP, self._keys.shape[2], dtype=torch.bool)
-        seen[:, : TOKENS_PER_STEP * num_steps] = True
-        seen[:, TOKENS_PER_STEP * oldest] = False
-        seen[:, own] &= torch.ones(TOKENS_PER_STEP, TOKENS_PER_STEP, dtype=torch.bool).tril()
+        seen = torch.zeros(self._per_step, self._keys.shape[2], dtype=torch.bool)
+        seen[:, : self._per_step * num_steps] = True
+        seen[:, self._per_step * oldest] = False
+        seen[:, own] &= torch.ones(self._per_step, self._per_step, dtype=torch.bool).tril()
         return seen[0 if timestep else 1 :]
 
     def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
@@ -256,17 +287,17 @@ class _SoftmaxMemory:
 class _PrimalMemory:
     """The running sum over the window, and the window's tokens, to subtract those that leave. Slots as above."""
 
-    def __init__(self, layer: CausalPrimalAttention, context: int, num_rows: int) -> None:
+    def __init__(self, layer: CausalPrimalAttention, shape: ModelShape, num_rows: int) -> None:
         self.layer = layer
-        self.context = context
+        self.context, self._per_step = shape.context, shape.tokens_per_step
         self._total, self._count, _ = layer.initial_state(num_rows)
-        self._ring = self._total.new_zeros(num_rows, TOKENS_PER_STEP * context, layer.width)
+        self._ring = self._total.new_zeros(num_rows, self._per_step * self.context, layer.width)
 
     def make_room(self, timestep: int) -> None:
-        begin = TOKENS_PER_STEP * (timestep % self.context)
-        self._new = slice(begin if timestep else 1, begin + TOKENS_PER_STEP)
-        if timestep >= self.context:  # the oldest step leaves: its return and state, and its action from the next slot
-            leaving = [begin + 1, begin + 2, (begin + 3) % self._ring.shape[1]]
+        begin = self._per_step * (timestep % self.context)
+        self._new = slice(begin if timestep else 1, begin + self._per_step)
+        if timestep >= self.context:  # the oldest step leaves: its slot without the action before it, and its action
+            leaving = [(begin + 1 + i) % self._ring.shape[1] for i in range(self._per_step)]
             state = PrimalState(self._total, self._count, None).without(self._ring[:, leaving])
             self._total, self._count, _ = state
 
@@ -284,12 +315,12 @@ class _PrimalMemory:
         )
 
 
-def _memory_of(block: Block, context: int, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
+def _memory_of(block: Block, shape: ModelShape, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
     layer = block.attention
     if isinstance(layer, SoftmaxAttention):
-        return _SoftmaxMemory(layer, context, num_rows)
+        return _SoftmaxMemory(layer, shape, num_rows)
     assert isinstance(layer, CausalPrimalAttention), type(layer)
-    return _PrimalMemory(layer, context, num_rows)
+    return _PrimalMemory(layer, shape, num_rows)
 
 
 def _keep_rows(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:

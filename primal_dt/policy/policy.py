@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from primal_dt.data.normalizer import Normalizer
+from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.policy.inference import ALIGNED, InferenceMode, make_inference, require_mode
 from primal_dt.policy.tiles import Tiles
@@ -40,6 +41,7 @@ class DecisionTransformerPolicy:
         mode: ``window`` or ``streaming``.
         tile: environments per forward pass: a number, or ``all`` for one pass over all environments with all threads,
             without the guarantee above. ``auto`` is a number that suits the mode on a CPU, and ``all`` elsewhere.
+        critic: critics that choose among the actions for several returns-to-go, if the model was trained with critics.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class DecisionTransformerPolicy:
         *,
         mode: InferenceMode = "window",
         tile: int | Literal["auto", "all"] = "auto",
+        critic: TwinCritic | None = None,
     ) -> None:
         require_mode(mode, model.shape)
         self.model = model.eval()
+        self.critic = critic
         self.normalizer = normalizer
         self.mode = mode
         self.device = next(model.parameters()).device
@@ -69,15 +73,17 @@ class DecisionTransformerPolicy:
         """Start an episode in each of E environments.
 
         Args:
-            targets: (E,), the target return of each environment.
+            targets: (E,), the target return of each environment. A policy that needs no target ignores their values.
         """
         wanted = np.asarray(targets, np.float64)
+        if not self.needs_target:
+            wanted = np.zeros_like(wanted)
         if wanted.ndim != 1 or not np.isfinite(wanted).all():
             raise ValueError(f"targets must be a 1-D array of finite numbers, one per environment, not {wanted}")
         # In double precision: single precision would lose digits over a thousand steps.
         self.left = wanted.copy()
         """(E,), the return-to-go of each environment: its target minus the rewards so far."""
-        self._inference = make_inference(self.mode, self.model, self._tiles.whole(len(self.left)))
+        self._inference = make_inference(self.mode, self.model, self._tiles.whole(len(self.left)), critic=self.critic)
 
     @torch.inference_mode()
     def act(self, observations: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -93,6 +99,19 @@ class DecisionTransformerPolicy:
             self._tiles,
         )
         return actions[:count].cpu().numpy().copy()
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the policy follows a target return."""
+        return self.model.shape.conditioning == "return"
+
+    @property
+    def predicted_returns(self) -> NDArray[np.float64] | None:
+        """(E,), the returns-to-go that the last actions follow; None for a policy that predicts none."""
+        if self.model.shape.conditioning != "max-return":
+            return None
+        scaled = self._inference.returns[: len(self.left), 0]
+        return scaled.double().cpu().numpy() * self.normalizer.return_scale
 
     def observe(self, rewards: ArrayLike) -> None:
         """Subtract the rewards (E,) of the last actions from the returns-to-go."""

@@ -35,7 +35,7 @@ def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
     names = split_names(config.dataset)
     dataset = join_names(Path(name).name if Path(name).is_absolute() else name for name in names)
     content = asdict(config) | {"dataset": dataset}
-    content["model"] = without_earlier_values(content["model"])
+    content |= {part: without_earlier_values(content[part]) for part in ("model", "optimizer")}
     for name in WHERE_AND_HOW:
         del content["run"][name]
     content |= {"fingerprint": fingerprint, "episodes": episodes}

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from primal_dt.data.normalizer import Normalizer
+from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
@@ -56,6 +57,8 @@ class Checkpoint:
     """The task that the model was trained for."""
     training: Mapping[str, Any]
     """The trainer's state, and other values that a resumed run needs."""
+    critic: Mapping[str, Tensor] | None = None
+    """The weights of the critics that choose among actions, if the model is guided by critics."""
 
     def model(self, device: torch.device | str = "cpu") -> DecisionTransformer:
         """Build the model with its weights, in evaluation mode."""
@@ -67,7 +70,12 @@ class Checkpoint:
         self, device: torch.device | str = "cpu", *, mode: InferenceMode = "window"
     ) -> DecisionTransformerPolicy:
         """Build a policy from the model."""
-        return DecisionTransformerPolicy(self.model(device), self.normalizer, mode=mode)
+        critic = None
+        if self.critic is not None:
+            critic = TwinCritic(self.shape)
+            critic.load_state_dict(dict(self.critic))
+            critic.to(device)
+        return DecisionTransformerPolicy(self.model(device), self.normalizer, mode=mode, critic=critic)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -83,6 +91,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "config": dict(checkpoint.config),
         "task": checkpoint.task.to_dict(),
         "training": dict(checkpoint.training),
+        "critic": None if checkpoint.critic is None else dict(checkpoint.critic),
     }
     with atomic_write(path) as file:
         torch.save(content, file)
@@ -136,6 +145,7 @@ def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
         config=content["config"],
         task=RunTask.from_dict(content["task"]),
         training=content["training"],
+        critic=content.get("critic"),
     )
 
 

@@ -9,7 +9,7 @@ from primal_dt.data.normalizer import Normalizer
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder
 from primal_dt.training.metrics_log import MetricsLog, curve_of
-from primal_dt.training.scalars import ABOUT, HEADLINE, metrics_from_scalars
+from primal_dt.training.scalars import ABOUT, HEADLINE
 from primal_dt.training.trainer import Trainer, TrainMetrics
 
 __all__ = ["Recorder", "restore"]
@@ -51,7 +51,7 @@ class Recorder:
         self.saved_step = -1 if checkpoint is None else checkpoint.step
         """Step of the newest checkpoint, or -1 if there is none."""
         pending: Mapping[str, float] = {} if checkpoint is None else checkpoint.training["pending"]
-        self.unfinished: list[TrainMetrics] = [metrics_from_scalars(trainer.step, pending)] if pending else []
+        self.unfinished: list[TrainMetrics] = [TrainMetrics(trainer.step, pending)] if pending else []
         """The point whose evaluation a stop request interrupted, if any. It comes before the trainer's points."""
         self._is_saved_whole = not pending
         self._log = MetricsLog(
@@ -96,6 +96,7 @@ class Recorder:
                 config=self.config,
                 task=self.task,
                 training={"trainer": self.trainer.state_dict(), "pending": dict(unfinished or {})},
+                critic=None if self.trainer.critic is None else self.trainer.critic.state_dict(),
             )
         )
         self.saved_step, self._is_saved_whole = self.trainer.step, not unfinished

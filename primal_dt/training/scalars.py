@@ -1,62 +1,41 @@
 """Names of the logged scalars: the same in ``metrics.jsonl``, in TensorBoard and in the docs."""
 
-from collections.abc import Mapping
-
 import torch
 
 from primal_dt.attention import PrimalAttention, model_spectra
 from primal_dt.data.sampler import Batch
 from primal_dt.model.transformer import DecisionTransformer
-from primal_dt.training.trainer import TrainMetrics
 
-__all__ = ["ABOUT", "HEADLINE", "metrics_from_scalars", "spectrum_scalars", "training_scalars"]
+__all__ = ["ABOUT", "HEADLINE", "spectrum_scalars"]
 
 HEADLINE = "eval/normalized_return"
-OBJECTIVE = "train/J/layer_"
 
 ABOUT = """
 | curve | what it is |
 |---|---|
 | `train/loss` | training loss, `train/action_mse + eta * train/penalty`: mean over the steps between two points |
 | `train/action_mse` | mean squared error of the actions |
-| `train/penalty` | KSVD penalty: sum over primal layers of the mean of J squared |
+| `train/action_nll` | with `--action-loss gaussian`: negative log-likelihood of the actions, without its constant |
+| `train/return_loss` | with `--conditioning max-return`: expectile loss of the predicted returns-to-go |
+| `train/penalty` | KSVD penalty: mean over primal layers (or sum, with `--penalty sum`) of the mean of J squared |
 | `train/J/layer_i` | KSVD objective of a primal layer: zero at a singular value decomposition |
 | `train/gradient_norm` | norm of the gradient before clipping |
 | `train/learning_rate` | learning rate of the last step |
 | `train/steps_per_second` | training speed: mean over the steps between two points |
+| `train/return_sensitivity` | change of the predicted action when the return-to-go moves from the data's 10th to its \
+90th percentile, divided by the spread of the data's actions: 0 = the policy ignores its target |
+| `train/guidance` | with `--critic-weight`: term of value guidance in the loss |
+| `critic/value`, `critic/value_std` | mean and standard deviation of the values of the data's actions |
+| `critic/loss`, `critic/disagreement` | squared error of the critics, and mean difference between the two |
+| `valid/action_mse`, `valid/action_mse_best` | mean squared error of the actions in episodes that are held out from \
+training (`--validation`), and in the best tenth of them |
 | `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalized singular values |
 | `spectrum/lambda_mean/layer_i`, `lambda_max` | mean and maximum of Lambda of a primal layer |
 | `eval/normalized_return` | score at the headline target, which the task table fixes: 0 = random policy, 100 = expert |
 | `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | at a target return of R |
+| `eval/return`, `eval/length` | of a policy that follows no given target |
+| `eval/predicted_return` | with `--conditioning max-return`: predicted return at the first step |
 """
-
-
-def training_scalars(metrics: TrainMetrics) -> dict[str, float]:
-    """Return the scalars of a logging point, by name."""
-    scalars = {
-        "train/loss": metrics.loss,
-        "train/action_mse": metrics.action_mse,
-        "train/penalty": metrics.penalty,
-        "train/gradient_norm": metrics.gradient_norm,
-        "train/learning_rate": metrics.learning_rate,
-        "train/steps_per_second": metrics.steps_per_second,
-    }
-    return scalars | {f"{OBJECTIVE}{layer}": value for layer, value in metrics.objectives.items()}
-
-
-def metrics_from_scalars(step: int, scalars: Mapping[str, float]) -> TrainMetrics:
-    """The inverse of :func:`training_scalars`."""
-    layers = {name.rpartition("_")[2]: value for name, value in scalars.items() if name.startswith(OBJECTIVE)}
-    return TrainMetrics(
-        step=step,
-        loss=scalars["train/loss"],
-        action_mse=scalars["train/action_mse"],
-        penalty=scalars["train/penalty"],
-        gradient_norm=scalars["train/gradient_norm"],
-        objectives={int(layer): value for layer, value in layers.items()},
-        learning_rate=scalars["train/learning_rate"],
-        steps_per_second=scalars["train/steps_per_second"],
-    )
 
 
 def spectrum_scalars(model: DecisionTransformer, batch: Batch) -> dict[str, float]:

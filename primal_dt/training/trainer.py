@@ -5,7 +5,7 @@ Axes: B batch.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -18,18 +18,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from primal_dt.attention import PenaltyReduction, PrimalAttention
+from primal_dt.attention import PrimalAttention
 from primal_dt.attention.dropout import masks_from
 from primal_dt.config import OptimizerConfig
-from primal_dt.data.sampler import Batch, WindowSampler, prefetch
-from primal_dt.model.loss import LossTerms, loss_terms
+from primal_dt.data.sampler import Batch, RewardBatch, WindowSampler, prefetch
+from primal_dt.model.critic import TwinCritic
+from primal_dt.model.loss import LossTerms, Objective, loss_terms
 from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.training.guidance import SCALARS, Guidance
 from primal_dt.training.muon import Muon
 
 __all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
 
 
 GPU_STEPS_PER_STOP_CHECK = 20
+GRADIENT_NORM = "train/gradient_norm"
 MAX_SHARDS = 4
 """Default maximum of shards. Smaller parts spend a larger share of time in Python, which runs one thread at a time."""
 
@@ -48,24 +51,31 @@ class TrainMetrics:
 
     step: int
     """Number of updates so far."""
-    loss: float
-    action_mse: float
-    penalty: float
-    gradient_norm: float
-    """Norm of the gradient before clipping."""
-    objectives: dict[int, float]
-    """Layer -> KSVD objective J."""
-    learning_rate: float
-    """Learning rate of the last update."""
-    steps_per_second: float
+    scalars: Mapping[str, float]
+    """The values by the names under which they are logged (``primal_dt.training.scalars.ABOUT``)."""
+
+    @property
+    def loss(self) -> float:
+        """The training loss."""
+        return self.scalars["train/loss"]
+
+    @property
+    def action_mse(self) -> float:
+        """The mean squared error of the actions."""
+        return self.scalars["train/action_mse"]
+
+    @property
+    def steps_per_second(self) -> float:
+        """The training speed."""
+        return self.scalars["train/steps_per_second"]
 
 
 def make_optimizers(model: DecisionTransformer, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """Create AdamW for all parameters, or Muon for the blocks' weight matrices and AdamW for the rest."""
     matrices: list[Tensor] = []
     if config.optimizer == "muon":
-        linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
-        matrices = [linear.weight for linear in linears]
+        modules = (module for part in model.matrix_parts for module in part.modules())
+        matrices = [module.weight for module in modules if isinstance(module, nn.Linear)]
     taken = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in taken]
     fused = rest[0].device.type in ("cpu", "cuda")
@@ -99,10 +109,10 @@ class Trainer:
         model: the model, on its device.
         sampler: sampler of this process's share of the batches.
         config: steps, learning rate and other optimizer settings.
-        eta: weight of the KSVD penalty.
-        penalty: how the penalties of several layers are combined, ``mean`` or ``sum``.
+        objective: the weights of the loss.
         seed: seed of dropout.
         log_every_steps: steps between logging points.
+        guidance: critics that guide the model. The sampler must then yield rewards.
     """
 
     def __init__(
@@ -111,10 +121,10 @@ class Trainer:
         sampler: WindowSampler,
         config: OptimizerConfig,
         *,
-        eta: float,
-        penalty: PenaltyReduction = "mean",
+        objective: Objective,
         seed: int,
         log_every_steps: int,
+        guidance: Guidance | None = None,
     ) -> None:
         longest = int(sampler.trajectories.lengths.max())
         if longest > model.shape.max_timesteps:
@@ -124,8 +134,8 @@ class Trainer:
         self.model = model
         self.sampler = sampler
         self.config = config
-        self.eta = eta
-        self.penalty = penalty
+        self.objective = objective
+        self.guidance = guidance
         self.seed = seed
         self.log_every_steps = log_every_steps
         self.device = next(model.parameters()).device
@@ -133,7 +143,7 @@ class Trainer:
         self._stopping = False
         self._process = dist.get_rank() if dist.is_initialized() else 0
         self._num_processes = dist.get_world_size() if dist.is_initialized() else 1
-        if eta == 0:
+        if objective.eta == 0:
             # Only the penalty depends on Lambda. Without a penalty Lambda gets no gradient, for which
             # DistributedDataParallel would wait.
             for layer in model.modules():
@@ -152,9 +162,19 @@ class Trainer:
         if self.num_shards > 1:
             each = max(1, torch.get_num_threads() // self.num_shards)
             self._threads = ThreadPoolExecutor(self.num_shards, initializer=torch.set_num_threads, initargs=(each,))
-        self._layers = [number for number, kind in enumerate(model.shape.layer_kinds) if kind == "primal" and eta]
-        self._sums = torch.zeros(4 + len(self._layers), device=self.device)
+        self._names = self._scalar_names()
+        self._sums = torch.zeros(len(self._names), device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+
+    def _scalar_names(self) -> list[str]:
+        """Names of the values that are summed between logging points: of the loss's terms, and of the critics."""
+        shape = self.model.shape
+        names = ["train/loss", "train/action_mse", "train/penalty", GRADIENT_NORM]
+        primal = [number for number, kind in enumerate(shape.layer_kinds) if kind == "primal" and self.objective.eta]
+        names += [f"train/J/layer_{number}" for number in primal]
+        names += ["train/action_nll"] if shape.action_loss == "gaussian" else []
+        names += ["train/return_loss"] if shape.conditioning == "max-return" else []
+        return names + (["train/guidance", *SCALARS] if self.guidance is not None else [])
 
     def _choose_shards(self) -> int:
         one = self.device.type != "cpu" or self._num_processes > 1 or self.config.compile
@@ -209,21 +229,30 @@ class Trainer:
         state = [
             value for optimizer in self._optimizers for slots in optimizer.state.values() for value in slots.values()
         ]
-        tensors = [*self._learned, *(value for value in state if isinstance(value, Tensor))]
+        critics = [] if self.guidance is None else list(self.guidance.critic.parameters())
+        tensors = [*self._learned, *critics, *(value for value in state if isinstance(value, Tensor))]
         finite = torch.stack([tensor.isfinite().all().to(self.device) for tensor in tensors]).all()
         bad = torch.where(finite | (self._first_bad >= 0), self._first_bad, self.step)
         if (step := int(bad)) >= 0:
             raise BadLossError(step)
 
+    @property
+    def critic(self) -> TwinCritic | None:
+        """The critics that choose among actions, if the model is guided by critics."""
+        return None if self.guidance is None else self.guidance.average_critic
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that resuming needs, in addition to the model's weights."""
         states = [optimizer.state_dict() for optimizer in self._optimizers]
-        return {"step": self.step, "optimizers": states, "sums": self._sums.clone()}
+        state = {"step": self.step, "optimizers": states, "sums": self._sums.clone()}
+        return state if self.guidance is None else state | {"guidance": self.guidance.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`."""
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+        if self.guidance is not None:
+            self.guidance.load_state_dict(state["guidance"])
         self.step = state["step"]
         self._sums.copy_(state["sums"])
 
@@ -238,14 +267,23 @@ class Trainer:
         num_valid = batch.valid.sum()
         if self._num_processes > 1:
             dist.all_reduce(num_valid)
+        later: dict[str, Tensor] = {}  # values that are not terms of the loss
+        if self.guidance is not None:
+            assert isinstance(batch, RewardBatch)
+            with record_function("train/critics"):
+                later |= self.guidance.update_critics(batch)
         parts = _parts(batch, self.config.accumulate * self.num_shards)
         terms = self._in_turn(parts, num_valid) if self._threads is None else self._side_by_side(parts, num_valid)
         with record_function("train/optimizer"):
-            terms[3] = nn.utils.clip_grad_norm_(self._learned, self.config.clip)
+            later[GRADIENT_NORM] = norm = nn.utils.clip_grad_norm_(self._learned, self.config.clip)
             for optimizer in self._optimizers:
                 optimizer.step()
+            if self.guidance is not None:
+                self.guidance.update_averages()
+        for name, value in later.items():
+            terms[self._names.index(name)] = value
         self._sums += terms
-        bad = ~torch.isfinite(terms[0] + terms[3])
+        bad = ~torch.isfinite(terms[0] + norm)
         self.step += 1
         self._first_bad = torch.where(bad & (self._first_bad < 0), self.step, self._first_bad)
 
@@ -282,15 +320,15 @@ class Trainer:
 
     def _forward(self, part: Batch, num_valid: Tensor) -> LossTerms:
         with torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext():
-            output = self._network(part, with_objective=self.eta > 0)
-            return loss_terms(
-                output,
-                part,
-                eta=self.eta,
-                penalty=self.penalty,
-                num_valid=num_valid,
-                num_sequences=self.sampler.batch_size,
+            output = self._network(part, with_objective=self.objective.eta > 0)
+            terms = loss_terms(output, part, self.objective, num_valid=num_valid, num_sequences=self.sampler.batch_size)
+            if self.guidance is None:
+                return terms
+            assert isinstance(part, RewardBatch)
+            guidance = self.guidance.term(
+                output.actions, part, num_valid, swapped=bool(_mixed(self.seed, self.step) & 1)
             )
+            return terms._replace(total=terms.total + guidance, guidance=guidance)
 
     def _without_sync(self, more_to_come: bool) -> Any:
         """Context manager that exchanges gradients with other processes only for the last part of a batch."""
@@ -299,25 +337,19 @@ class Trainer:
         return nullcontext()
 
     def _vector(self, loss: LossTerms) -> Tensor:
-        values = [loss.total, loss.action_mse, loss.penalty, torch.zeros_like(loss.total)]
-        values += [loss.objectives[layer] for layer in self._layers]
-        return torch.stack(values).detach()
+        """The terms of the loss in the order of the names; zero where the update has a value later."""
+        scalars = {f"train/{name}": value for name, value in loss.scalars().items()}
+        zero = torch.zeros_like(loss.total)
+        return torch.stack([scalars.get(name, zero) for name in self._names]).detach()
 
     def metrics(self, steps_per_second: float) -> TrainMetrics:
         """Return the metrics since the last logging point, and reset the sums."""
         steps = self.step % self.log_every_steps or self.log_every_steps
-        loss, action_mse, penalty, norm, *objectives = (self._sums / steps).tolist()
+        scalars = dict(zip(self._names, (self._sums / steps).tolist(), strict=True))
         self._sums.zero_()
-        return TrainMetrics(
-            step=self.step,
-            loss=loss,
-            action_mse=action_mse,
-            penalty=penalty,
-            gradient_norm=norm,
-            objectives=dict(zip(self._layers, objectives, strict=True)),
-            learning_rate=learning_rate(self.step - 1, self.config),
-            steps_per_second=steps_per_second,
-        )
+        scalars["train/learning_rate"] = learning_rate(self.step - 1, self.config)
+        scalars["train/steps_per_second"] = steps_per_second
+        return TrainMetrics(self.step, scalars)
 
 
 def _parts(batch: Batch, number: int) -> list[Batch]:
@@ -325,7 +357,7 @@ def _parts(batch: Batch, number: int) -> list[Batch]:
     if number == 1:
         return [batch]
     chunks = [getattr(batch, f.name).chunk(number) for f in fields(batch)]
-    return [Batch(*part) for part in zip(*chunks, strict=True)]
+    return [type(batch)(*part) for part in zip(*chunks, strict=True)]
 
 
 def _mixed(*numbers: int) -> int:

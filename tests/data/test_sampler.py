@@ -16,8 +16,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Batch, Weighting, WindowSampler, prefetch
-from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
+from primal_dt.data.sampler import Batch, RewardBatch, Weighting, WindowSampler, prefetch
+from primal_dt.data.trajectories import (
+    Trajectories,
+    Trajectory,
+    best_episodes,
+    highest_returns,
+    hold_out,
+    returns_to_go,
+)
 
 STATE, ACTION = 3, 2
 RAW = Normalizer(np.zeros(STATE, np.float32), np.ones(STATE, np.float32), 1.0)
@@ -247,3 +254,64 @@ def test_closed_prefetch_makes_no_more_batches(monkeypatch: pytest.MonkeyPatch) 
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert len(made) < 50
+
+
+@pytest.mark.parametrize("weighting", ["transitions", "length", "return"])
+def test_windows_are_drawn_from_the_chosen_episodes(weighting: Weighting) -> None:
+    data, chosen = make(3, 9, 2, 5), np.array([1, 3])
+    batch = sampler(data, weighting=weighting, episodes=chosen, batch_size=2000, context=1).batch(0)
+    episodes, counts = np.unique(batch.states[:, 0, 0], return_counts=True)
+    assert episodes.tolist() == [1, 3]
+    steps = {tuple(state) for state in batch.states[:, 0, :2].int().tolist()}
+    assert steps == {(1, t) for t in range(9)} | {(3, t) for t in range(5)}
+    if weighting != "return":
+        assert counts[0] / counts.sum() == pytest.approx(9 / 14, abs=0.04)
+
+
+def test_all_episodes_have_the_same_draws_as_no_choice() -> None:
+    data = make(3, 9, 2, 5)
+    assert equal(sampler(data).batch(7), sampler(data, episodes=np.arange(4)).batch(7))
+
+
+def test_rewards_come_with_the_ends_of_episodes() -> None:
+    """An episode that the environment ended is marked at its last step; one that a time limit ended is not."""
+    data, ends = make(3, 2, 4), np.array([True, False, True])
+    batch = sampler(data, SHIFTED, is_terminated=ends, batch_size=64, context=3).batch(0)
+    assert isinstance(batch, RewardBatch)
+    places = batch.states * torch.from_numpy(SHIFTED.state_std) + torch.from_numpy(SHIFTED.state_mean)
+    for row, step in itertools.product(range(64), range(3)):
+        if not batch.valid[row, step]:
+            assert not batch.terminated[row, step]
+            assert batch.rewards[row, step] == 0
+            continue
+        episode, t = places[row, step, :2].round().int().tolist()
+        assert float(batch.rewards[row, step]) == pytest.approx(data.rewards[data.offsets[episode] + t] / 10)
+        assert bool(batch.terminated[row, step]) == (ends[episode] and t == data.lengths[episode] - 1)
+
+
+def test_held_out_episodes_are_the_rest() -> None:
+    for count, fraction, held in ((40, 0.05, 2), (40, 0.0, 0), (3, 0.01, 1), (2, 0.9, 1)):
+        training, held_out = hold_out(count, fraction)
+        assert len(held_out) == held
+        assert sorted([*training, *held_out]) == list(range(count))
+    assert hold_out(40, 0.5)[1].tolist() != list(range(20))  # not the first ones
+    with pytest.raises(ValueError, match="at least two episodes"):
+        hold_out(1, 0.1)
+
+
+def test_the_best_episodes_have_the_fraction_of_the_steps() -> None:
+    lengths, returns = (4, 1, 3, 2), (5.0, 9.0, 7.0, 1.0)
+    rewards = [np.full(n, total / n, np.float32) for n, total in zip(lengths, returns, strict=True)]
+    rows = [np.zeros((n, 1), np.float32) for n in lengths]
+    data = Trajectories.of([Trajectory(x, x, r) for x, r in zip(rows, rewards, strict=True)])
+    every = np.arange(4)
+    for fraction, best in ((0.1, [1]), (0.2, [1, 2]), (0.4, [1, 2]), (0.5, [0, 1, 2]), (1.0, [0, 1, 2, 3])):
+        assert best_episodes(data, every, fraction).tolist() == best, fraction
+    assert best_episodes(data, np.array([0, 3]), 0.1).tolist() == [0]
+
+
+def test_highest_returns_are_by_timestep() -> None:
+    data = make(3, 5)
+    expected = [max(data.returns_to_go[start + t] for start, n in ((0, 3), (3, 5)) if t < n) for t in range(5)]
+    assert highest_returns(data, 7).tolist() == [*expected, expected[-1], expected[-1]]
+    assert highest_returns(data, 2).tolist() == expected[:2]

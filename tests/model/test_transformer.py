@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from primal_dt.attention import model_spectra
-from primal_dt.model.transformer import ATTENTION_STACKS, STATE_POSITIONS
+from primal_dt.model.transformer import ATTENTION_STACKS, Conditioning
 
-from .small import BATCH, HIGH, LOW, SHAPE, STEPS, make_batch, make_model, part_of
+from .small import BATCH, HIGH, LOW, SHAPE, STEPS, make_batch, make_model, part_of, random_model
 
 all_stacks = pytest.mark.parametrize("attention", ATTENTION_STACKS)
 
@@ -28,6 +28,45 @@ def test_predictions_are_causal(attention: str, changed: int) -> None:
         assert torch.equal(moved, torch.arange(STEPS) >= first_moved), name
 
 
+@pytest.mark.parametrize("conditioning", ["return", "none", "max-return"])
+@pytest.mark.parametrize("changed", range(STEPS))
+def test_without_return_tokens_a_return_affects_its_own_step(conditioning: Conditioning, changed: int) -> None:
+    """Tokens are (s, a): step t sees s up to t, actions before t, and R of step t only, if there is one."""
+    shape = replace(SHAPE, conditioning=conditioning, late_return=conditioning == "return")
+    model, batch = random_model(shape, 0.3, torch.float64), make_batch()
+    assert model.tokens(batch).shape[1] == 2 * STEPS
+    original = model(batch)
+    after = torch.arange(STEPS) >= changed
+    has_return = torch.tensor(conditioning != "none")
+    moved = {
+        "returns_to_go": (torch.arange(STEPS) == changed) & has_return,
+        "states": after,
+        "actions": torch.arange(STEPS) > changed,
+    }
+    for name, expected in moved.items():
+        tensor = getattr(batch, name).clone()
+        tensor[:, changed] += 1.0
+        other = model(replace(batch, **{name: tensor}))
+        assert torch.equal((other.actions != original.actions).any(-1).any(0), expected), name
+        if conditioning == "max-return":  # the prediction does not see the return that it predicts
+            assert other.best_returns is not None
+            predicted = (other.best_returns != original.best_returns).any(-1).any(0)
+            assert torch.equal(predicted, expected if name != "returns_to_go" else torch.zeros(STEPS, dtype=torch.bool))
+
+
+def test_spreads_depend_on_state_and_return_within_bounds() -> None:
+    model, batch = random_model(replace(SHAPE, action_loss="gaussian"), 0.3, torch.float64), make_batch()
+    log_std = model(batch).log_std
+    assert log_std is not None
+    radius = torch.tensor(HIGH).sub(torch.tensor(LOW)).div(2).log()
+    assert (log_std > -4 + radius).all()
+    assert (log_std < 1 + radius).all()
+    for name in ("states", "returns_to_go"):
+        other = model(replace(batch, **{name: getattr(batch, name) + 1})).log_std
+        assert other is not None
+        assert (other != log_std).all()
+
+
 @all_stacks
 def test_the_pruned_top_layer_equals_the_full_one(attention: str) -> None:
     """In actions, J and all gradients, with padding."""
@@ -39,11 +78,11 @@ def test_the_pruned_top_layer_equals_the_full_one(attention: str) -> None:
         x, objective = block(x, valid, with_objective=True)
         if objective is not None:
             objectives[number] = objective
-    full = model.actions_at(x[:, STATE_POSITIONS])
+    full = model.actions_at(x[:, model.shape.state_positions])
     assert pruned.objectives.keys() == objectives.keys()
     weight = torch.randn_like(full[batch.valid])
     results = []
-    for actions, terms in (pruned, (full, objectives)):
+    for actions, terms in ((pruned.actions, pruned.objectives), (full, objectives)):
         loss = (actions[batch.valid] * weight).sum() + sum(term.square().sum() for term in terms.values())
         gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         results.append([actions[batch.valid], *terms.values(), *gradients])
@@ -117,6 +156,7 @@ def test_a_timestep_outside_the_table_raises(timestep: int) -> None:
         ({"attention": "linformer"}, "attention must be one of"),
         ({"width": 15}, r"width \(15\) must be divisible by num_heads \(2\)"),
         ({"num_layers": 0}, r"num_layers \(0\) must be at least 1"),
+        ({"conditioning": "best"}, "conditioning must be one of return, none, max-return, not 'best'"),
         ({"dropout": 1.0}, r"dropout \(1.0\) must be at least 0 and below 1"),
         ({"action_low": (1.0, -2.0)}, "must be below its action_high"),
         ({"action_low": (0.0,)}, r"action_low \(length 1\) and action_high \(length 2\) must have the same length"),

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from primal_dt.data.sampler import Batch
+from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import ATTENTION_STACKS, Block, DecisionTransformer
 from primal_dt.policy.inference import (
+    CANDIDATES,
     Inference,
     InferenceMode,
     StreamingInference,
@@ -30,9 +33,17 @@ all_stacks = pytest.mark.parametrize("attention", ATTENTION_STACKS)
 streamable_stacks = pytest.mark.parametrize("attention", ["primal-plus", "primalformer", "softmax"])
 
 
-def make(attention: str = "primal-plus", *, context: int = 4, num_layers: int = 3) -> DecisionTransformer:
+def make(
+    attention: str = "primal-plus", *, context: int = 4, num_layers: int = 3, **changes: Any
+) -> DecisionTransformer:
     shape = replace(
-        SHAPE, attention=attention, num_heads=2, num_layers=num_layers, context=context, max_timesteps=NUM_STEPS
+        SHAPE,
+        attention=attention,
+        num_heads=2,
+        num_layers=num_layers,
+        context=context,
+        max_timesteps=NUM_STEPS,
+        **changes,
     )
     return random_model(shape, 0.2)
 
@@ -54,6 +65,70 @@ def by_windows(model: DecisionTransformer, actions: Tensor) -> Tensor:
         batch = Batch(STATES[:, window], actions[:, window], RETURNS[:, window], timesteps, valid)
         predicted.append(model(batch).actions[:, -1])
     return torch.stack(predicted, 1)
+
+
+OTHER_LAYOUTS: list[dict[str, Any]] = [
+    {"late_return": True},
+    {"late_return": True, "action_loss": "gaussian"},
+    {"conditioning": "none"},
+]
+
+
+@pytest.mark.parametrize("change", OTHER_LAYOUTS)
+@pytest.mark.parametrize("attention", ["primal-plus", "softmax"])
+def test_window_mode_is_exact_without_return_tokens(attention: str, change: dict[str, Any]) -> None:
+    model = make(attention, **change)
+    actions = play(make_inference("window", model, NUM_ROWS))
+    torch.testing.assert_close(actions, by_windows(model, actions), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["window", "streaming"])
+def test_predicted_returns_are_followed_up_to_the_cap(mode: InferenceMode) -> None:
+    """The action is that of the model at the return that it predicts at the newest state, or at the cap."""
+    model = make(context=NUM_STEPS, conditioning="max-return")
+    predictions = torch.stack([step[1] for step in followed(make_inference(mode, model, NUM_ROWS))], 1)
+    model.return_cap.fill_(float(predictions.median()))
+    steps = followed(make_inference(mode, model, NUM_ROWS))
+    actions, returns = (torch.stack([step[i] for step in steps], 1) for i in range(2))
+    assert torch.equal(returns.max(), model.return_cap[0])
+    assert (returns < model.return_cap[0]).any()
+    timesteps = torch.arange(NUM_STEPS).expand(NUM_ROWS, -1)
+    batch = Batch(STATES, actions, returns, timesteps, torch.ones_like(timesteps, dtype=torch.bool))
+    with torch.inference_mode():
+        output = model(batch)
+    assert output.best_returns is not None
+    torch.testing.assert_close(returns, output.best_returns.clamp(max=model.return_cap[0]), atol=2e-5, rtol=0)
+    torch.testing.assert_close(actions, output.actions, atol=2e-5, rtol=0)
+
+
+@torch.inference_mode()
+def followed(inference: Inference) -> list[tuple[Tensor, Tensor]]:
+    """Actions and the returns-to-go that they follow, by step."""
+    return [
+        (inference.step(STATES[:, t], RETURNS[:, t], TILES).clone(), inference.returns.clone())
+        for t in range(NUM_STEPS)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["window", "streaming"])
+def test_the_critic_chooses_the_action_of_the_largest_value(mode: InferenceMode) -> None:
+    model = make(context=NUM_STEPS, late_return=True)
+    torch.manual_seed(0)
+    critic = TwinCritic(model.shape)
+    steps = followed(make_inference(mode, model, NUM_ROWS, critic=critic))
+    actions, returns = (torch.stack([step[i] for step in steps], 1) for i in range(2))
+    timesteps = torch.arange(NUM_STEPS).expand(NUM_ROWS, -1)
+    valid = torch.ones_like(timesteps, dtype=torch.bool)
+    with torch.inference_mode():
+        every = torch.stack(
+            [model(Batch(STATES, actions, RETURNS * c, timesteps, valid)).actions for c in CANDIDATES], 2
+        )  # (N, T, C, A)
+        best = critic.least(STATES[:, :, None].expand(-1, -1, len(CANDIDATES), -1), every).argmax(-1)
+    factors = torch.tensor(CANDIDATES)[best]
+    assert len(factors.unique()) > 1
+    torch.testing.assert_close(returns[..., 0], RETURNS[..., 0] * factors)
+    chosen = every.gather(2, best[..., None, None].expand(-1, -1, 1, 2))[:, :, 0]
+    torch.testing.assert_close(actions, chosen, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("context", "num_layers"), [(1, 2), (2, 3), (4, 1), (5, 3)])
@@ -87,24 +162,29 @@ def test_streaming_one_layer_is_always_exact(attention: str, context: int) -> No
 def streamed_slowly(model: DecisionTransformer, actions: Tensor) -> Tensor:
     """Streaming by its definition: layer by layer, for each token of the episode, over the tokens of its window."""
     time = model.embed_timestep.weight[:NUM_STEPS]
-    kinds = (model.embed_return(RETURNS), model.embed_state(STATES), model.embed_action(actions))
-    x = model.embed_norm(torch.stack([kind + time for kind in kinds], 2).flatten(1, 2))  # (N, 3 T, D)
+    kinds = [model.embed_state(STATES), model.embed_action(actions)]
+    if model.shape.has_return_token:
+        kinds.insert(0, model.embed_return(RETURNS))
+    number = len(kinds)
+    x = model.embed_norm(torch.stack([kind + time for kind in kinds], 2).flatten(1, 2))  # (N, number T, D)
     for block in model.blocks:
         assert isinstance(block, Block)
         normed = block.attention_norm(x)
         hidden = torch.empty_like(x)
-        for token in range(3 * NUM_STEPS):
-            step = (token + 1) // 3  # when the token is new: an action comes with the step after its own
-            first = max(0, 3 * (step - model.shape.context + 1))
+        for token in range(number * NUM_STEPS):
+            step = (token + 1) // number  # when the token is new: an action comes with the step after its own
+            first = max(0, number * (step - model.shape.context + 1))
             hidden[:, token] = block.attention(normed[:, first : token + 1]).hidden[:, -1]
         x = block.finish(x, hidden)
-    return model.actions_at(x.unflatten(1, (NUM_STEPS, 3))[:, :, 1])
+    x = x.unflatten(1, (NUM_STEPS, number))[:, :, -2]
+    return model.actions_at(model.add_return(x, RETURNS) if model.shape.has_late_return else x)
 
 
+@pytest.mark.parametrize("change", [{}, *OTHER_LAYOUTS])
 @pytest.mark.parametrize("context", [2, 5])
 @streamable_stacks
-def test_streaming_equals_its_definition(attention: str, context: int) -> None:
-    model = make(attention, context=context)
+def test_streaming_equals_its_definition(attention: str, context: int, change: dict[str, Any]) -> None:
+    model = make(attention, context=context, **change)
     actions = play(make_inference("streaming", model, NUM_ROWS))
     torch.testing.assert_close(actions, streamed_slowly(model, actions), atol=2e-5, rtol=0)
 

@@ -15,10 +15,11 @@ from primal_dt.config import OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import Batch, WindowSampler
 from primal_dt.data.trajectories import Trajectories, Trajectory
-from primal_dt.model.loss import LossTerms, loss_terms
+from primal_dt.model.loss import LossTerms, Objective, loss_terms
 from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelOutput, ModelShape
 from primal_dt.training import trainer as trainer_module
-from primal_dt.training.trainer import BadLossError, Trainer, TrainMetrics, learning_rate
+from primal_dt.training.guidance import Guidance, value_range
+from primal_dt.training.trainer import GRADIENT_NORM, BadLossError, Trainer, TrainMetrics, learning_rate
 from tests.conftest import SHAPE
 
 CONFIG = OptimizerConfig(steps=12, batch_size=8, lr=3e-3, warmup_steps=4, schedule="cosine", clip=1.0)
@@ -47,19 +48,39 @@ def make(
     log: int = 3,
     data: Trajectories = DATA,
     device: str = "cpu",
+    weights_seed: int | None = None,
+    process: int = 0,
+    num_processes: int = 1,
     **changes: Any,
 ) -> Trainer:
-    """A trainer with changes to the optimizer's configuration."""
+    """A trainer with changes to the optimizer's configuration. The environment ended every other episode."""
     config = replace(CONFIG, **changes)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed if weights_seed is None else weights_seed)
     model = DecisionTransformer(shape).to(device)
-    sampler = WindowSampler(data, UNITS, context=shape.context, batch_size=config.batch_size, seed=seed)
-    return Trainer(model, sampler, config, eta=eta, penalty=penalty, seed=seed, log_every_steps=log)
+    guidance = None
+    if config.critic_weight:
+        guidance = Guidance(model, weight=config.critic_weight, values=value_range(data), reward_scale=10.0)
+    sampler = WindowSampler(
+        data,
+        UNITS,
+        context=shape.context,
+        batch_size=config.batch_size,
+        seed=seed,
+        is_terminated=None if guidance is None else np.arange(len(data.lengths)) % 2 == 0,
+        process=process,
+        num_processes=num_processes,
+    )
+    objective = Objective(eta=eta, penalty=penalty)
+    return Trainer(model, sampler, config, objective=objective, seed=seed, log_every_steps=log, guidance=guidance)
 
 
 def metrics_of(trainer: Trainer) -> list[TrainMetrics]:
     """Train, and return all metrics but the speed."""
-    return [replace(point, steps_per_second=0.0) for point in trainer]
+    return [replace(point, scalars={**point.scalars, "train/steps_per_second": 0.0}) for point in trainer]
+
+
+def layers_with_objective(point: TrainMetrics) -> list[int]:
+    return [int(name[-1]) for name in point.scalars if name.startswith("train/J/layer_")]
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -99,8 +120,8 @@ def test_small_task_is_learned(attention: str, optimizer: str) -> None:
 def test_shifted_actions_are_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: predictions are compared with the next step's actions, which no input reveals."""
 
-    def shifted(output: Any, batch: Any, **options: Any) -> LossTerms:
-        return loss_terms(output, replace(batch, actions=batch.actions.roll(-1, dims=1)), **options)
+    def shifted(output: Any, batch: Any, _: Objective, **options: Any) -> LossTerms:
+        return loss_terms(output, replace(batch, actions=batch.actions.roll(-1, dims=1)), Objective(), **options)
 
     monkeypatch.setattr(trainer_module, "loss_terms", shifted)
     assert small_task() > 0.1
@@ -129,16 +150,50 @@ def test_resume_is_bit_identical(stop_at: int, optimizer: str) -> None:
     assert torch.equal(weights(second), weights(whole))
 
 
+@pytest.mark.parametrize(
+    ("change", "critic_weight"),
+    [
+        ({"late_return": True, "action_loss": "gaussian"}, 0.0),
+        ({"conditioning": "max-return"}, 0.7),
+        ({"late_return": True}, 0.7),
+        ({"conditioning": "none"}, 0.0),
+    ],
+)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_resume_is_bit_identical_with_other_losses(change: dict[str, Any], critic_weight: float, shards: int) -> None:
+    """Critics, averages and their optimizer are part of the state."""
+    options: dict[str, Any] = {"critic_weight": critic_weight, "shards": shards}
+    whole, first, second = (make(replace(SHAPE, **change), **options) for _ in range(3))
+    after_update(first, 5, first.stop)
+    seen = metrics_of(first)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert seen + metrics_of(second) == metrics_of(whole)
+    assert torch.equal(weights(second), weights(whole))
+    if critic_weight:
+        assert second.critic is not None
+        assert whole.critic is not None
+        torch.testing.assert_close(second.critic.state_dict(), whole.critic.state_dict(), atol=0, rtol=0)
+
+
+def test_guidance_changes_the_training() -> None:
+    shape = replace(SHAPE, late_return=True)
+    without, weak, strong = (make(shape, critic_weight=weight) for weight in (0.0, 1e-9, 1.0))
+    for trainer in (without, weak, strong):
+        list(trainer)
+    torch.testing.assert_close(weights(without), weights(weak), atol=1e-4, rtol=0)
+    assert (weights(without) - weights(strong)).abs().max() > 1e-3
+
+
 def test_metrics_are_means_since_the_last_point() -> None:
     fine, coarse = metrics_of(make(log=1)), metrics_of(make(log=5))
     assert [point.step for point in coarse] == [5, 10, 12]
     for point, steps in zip(coarse, (fine[:5], fine[5:10], fine[10:]), strict=True):
-        for name in ("loss", "action_mse", "penalty", "gradient_norm"):
-            assert getattr(point, name) == pytest.approx(np.mean([getattr(step, name) for step in steps]), rel=1e-5)
-        objective = np.mean([step.objectives[2] for step in steps])
-        assert point.objectives[2] == pytest.approx(objective, rel=1e-4, abs=1e-6)
-        assert point.loss == pytest.approx(point.action_mse + 0.05 * point.penalty, rel=1e-5)
-        assert point.learning_rate == steps[-1].learning_rate
+        for name in ("loss", "action_mse", "penalty", "gradient_norm", "J/layer_2"):
+            mean = np.mean([step.scalars[f"train/{name}"] for step in steps])
+            assert point.scalars[f"train/{name}"] == pytest.approx(mean, rel=1e-4, abs=1e-6)
+        assert point.loss == pytest.approx(point.action_mse + 0.05 * point.scalars["train/penalty"], rel=1e-5)
+        assert point.scalars["train/learning_rate"] == steps[-1].scalars["train/learning_rate"]
 
 
 @pytest.mark.parametrize(("accumulate", "shards"), [(2, 1), (3, 1), (8, 1), (1, 2), (1, 3), (2, 2), (1, 16)])
@@ -148,7 +203,7 @@ def test_split_batches_train_like_whole_ones(accumulate: int, shards: int, atten
     whole, split = make(shape, shards=1), make(shape, accumulate=accumulate, shards=shards)
     for one, two in zip(whole, split, strict=True):
         assert one.loss == pytest.approx(two.loss, rel=1e-5)
-        assert one.gradient_norm == pytest.approx(two.gradient_norm, rel=1e-4)
+        assert one.scalars[GRADIENT_NORM] == pytest.approx(two.scalars[GRADIENT_NORM], rel=1e-4)
     torch.testing.assert_close(weights(whole), weights(split), atol=2e-4, rtol=0)
 
 
@@ -173,15 +228,16 @@ def test_one_sided_layers_train_with_and_without_penalty(scores: Literal["e", "r
     shape = replace(SHAPE, scores=scores, attention="primalformer")
     first, *_, last = metrics_of(make(shape, eta=eta, steps=60, log=10))
     assert last.action_mse < first.action_mse
-    assert set(last.objectives) == (set() if eta == 0 else {0, 1, 2})
+    assert layers_with_objective(last) == ([] if eta == 0 else [0, 1, 2])
 
 
 def test_the_penalty_of_layers_is_their_mean_or_sum() -> None:
     shape = replace(WITHOUT_DROPOUT, attention="primalformer")
     mean, total = (make(shape, penalty=reduction, steps=1, log=1) for reduction in get_args(PenaltyReduction))
     (one,), (other,) = metrics_of(mean), metrics_of(total)
-    assert other.penalty == pytest.approx(3 * one.penalty, rel=1e-5)
-    assert other.loss == pytest.approx(other.action_mse + 0.05 * other.penalty, rel=1e-5)
+    penalty = other.scalars["train/penalty"]
+    assert penalty == pytest.approx(3 * one.scalars["train/penalty"], rel=1e-5)
+    assert other.loss == pytest.approx(other.action_mse + 0.05 * penalty, rel=1e-5)
 
 
 def test_shards_have_different_dropout_masks() -> None:
@@ -264,7 +320,7 @@ def test_without_penalty_lambda_stays_fixed() -> None:
     before = lam.detach().clone()
     points = list(trainer)
     assert torch.equal(lam, before)
-    assert all(point.objectives == {} and point.penalty == 0 for point in points)
+    assert all(not layers_with_objective(point) and point.scalars["train/penalty"] == 0 for point in points)
 
 
 def test_too_long_episodes_are_refused() -> None:
