@@ -126,6 +126,8 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                 step, is_last = metrics.step, metrics.step == config.optimizer.steps
                 progress.update(metrics)
                 scalars = {**metrics.scalars, **validation.scalars(trainer.model)}
+                if trainer.guidance is not None:
+                    progress.warn(trainer.guidance.problem(scalars))
                 if is_due(evaluation.eval_every_steps, step) or (is_last and evaluation.eval_every_steps):
                     policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer, critic=trainer.critic)
                     try:

@@ -127,6 +127,21 @@ def test_seeds_are_grouped(runs: Path, call: Call) -> None:
     assert all("†" in row[4] for row in table)
 
 
+def test_targets_are_spread_over_the_returns_of_the_data(run: Path, call: Call) -> None:
+    """Eight targets, from the data's lowest return to above its highest, and the headline target."""
+    call(run, "--episodes", 1, "--targets", "auto", "--out", "report")
+    (group,) = groups("report")
+    data = load_checkpoint(run).task.data_returns
+    assert len(data) == 101
+    first, *targets = [result["target"] for result in group["results"]]
+    assert first == 3600
+    assert targets == sorted(targets)
+    assert len(targets) == 8
+    assert targets[0] == pytest.approx(data[0], rel=1e-3)
+    assert targets[-2] < data[-1] < targets[-1]
+    assert -1 <= group["target_correlation"] <= 1
+
+
 def test_the_report_folder_is_written(runs: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_files, "plot_report", plot_report)
     out, _ = call(*primal(runs), "--episodes", 2, "--out", "report")

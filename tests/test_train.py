@@ -26,13 +26,18 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import train
+from envs.datasets.load import load_dataset
 from primal_dt.config import PRESETS, Attention, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
 from primal_dt.evaluation.evaluate import evaluate_episodes
 from primal_dt.model.transformer import ATTENTION_STACKS
 from primal_dt.system.provenance import commit
 from primal_dt.training import checkpoint as checkpoint_module
+from primal_dt.training.arguments import parse_config
 from primal_dt.training.checkpoint import CheckpointError, load_checkpoint
+from primal_dt.training.distributed import Processes
+from primal_dt.training.guidance import ValueRange
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import lock_run
 from primal_dt.training.trainer import Trainer
@@ -488,6 +493,12 @@ def test_user_errors_end_in_a_message(script: Script, arguments: list[str], mess
         (["--attention-dropout", "1"], ["attention_dropout (1.0) must be at least 0 and below 1"]),
         (["--data-dependent"], ["data_dependent must be off", "future"]),
         (["--scores", "left"], ["both", "e", "r"]),
+        (["--top-fraction", "0"], ["top_fraction (0.0) must be above 0 and at most 1"]),
+        (["--validation", "1"], ["validation (1.0) must be at least 0 and below 1"]),
+        (["--expectile", "1"], ["expectile (1.0) must be above 0 and below 1"]),
+        (["--critic-weight", "1"], ["critic_weight needs late_return"]),
+        (["--conditioning", "none", "--late-return"], ["late_return needs a return"]),
+        (["--conditioning", "none", "--targets", "1"], ["targets have no effect with conditioning none"]),
         (["--threads", "0"], ["threads (0) must be finite and above 0"]),
         (["--lr", "inf"], ["lr (inf) must be finite and above 0"]),
     ],
@@ -549,6 +560,48 @@ def test_flags_reach_the_model_and_the_trainer(script: Script, monkeypatch: pyte
     assert (trainer.objective.penalty, trainer.objective.eta) == ("sum", 0.0)
     (folder,) = Path("runs").iterdir()
     assert load_checkpoint(folder).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("flags", "target"),
+    [
+        ("--conditioning none --top-fraction 0.1", "none"),
+        ("--conditioning max-return", "predicted"),
+        ("--conditioning max-return --critic-weight 0.5 --action-loss gaussian", "predicted"),
+        ("--late-return --critic-weight 0.5", "3600"),
+    ],
+)
+def test_other_policies_train_resume_and_evaluate(script: Script, flags: str, target: str) -> None:
+    """The run stops on the way and resumes to the same end. A policy without targets is evaluated without one."""
+    assert script.start(*flags.split(), "--name", "whole") == 0
+    assert f"| {target}" in script.capture.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 15, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
+        assert script.start(*flags.split(), "--name", "stopped") == 130
+    assert script.resume(Path("runs/stopped")) == 0
+    assert_same(Path("runs/whole"), Path("runs/stopped"))
+    script.capture.readouterr()
+    assert run_program(evaluate, script.patch, "runs/whole", "--episodes", 2, "--device", "cpu", "--json") == 0
+    (group,) = json.loads(script.capture.readouterr().out)["groups"]
+    assert group["headline"] == (3600.0 if target == "3600" else None)
+    assert (group["results"][0]["predicted_mean"] is not None) == (target == "predicted")
+
+
+def test_held_out_episodes_are_measured(script: Script) -> None:
+    """Two of 20 episodes are held out: their errors are logged, and no batch has them."""
+    assert script.start("--validation", "0.1", "--late-return") == 0
+    for line in read_metrics(only_run()):
+        assert {"valid/action_mse", "valid/action_mse_best", "train/return_sensitivity"} <= line.keys()
+        assert line["train/return_sensitivity"] > 0
+    dataset, config = load_dataset(script.data), parse_config(["--validation", "0.1"])
+    trainer = train.make_trainer(config, dataset, Processes(0, 1, torch.device("cpu")))
+    assert len(trainer.sampler.episodes) == 18
+
+
+def test_diverged_critics_are_reported(script: Script) -> None:
+    script.patch.setattr(ValueRange, "is_beyond", lambda *_: True)
+    assert script.start("--late-return", "--critic-weight", "1") == 0
+    assert script.err().count("warning: the critics have diverged") == 1
 
 
 def test_attention_flag_has_all_stacks_of_the_model() -> None:

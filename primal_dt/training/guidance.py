@@ -13,6 +13,7 @@ Axes: B batch, K context steps, S state, A action.
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +176,16 @@ class Guidance:
         """Move the averages towards the current weights."""
         for average, current in ((self.average_critic, self.critic), (self.average_model, self._model)):
             torch._foreach_lerp_(list(average.parameters()), list(current.parameters()), self.average)
+
+    def problem(self, scalars: Mapping[str, float]) -> str | None:
+        """A message if the critics have diverged by what is logged, else None."""
+        if not self.values.is_beyond(scalars["critic/value"]):
+            return None
+        low, high = self.values.low, self.values.high
+        return (
+            f"the critics have diverged: their mean value is far outside the data's discounted returns, {low:.0f} to "
+            f"{high:.0f} (see critic/value); their guidance is wrong, so use a smaller --critic-weight"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The state that resuming needs."""

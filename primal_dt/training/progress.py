@@ -25,6 +25,7 @@ class TrainingProgress:
         self._steps = steps
         self._done = done
         self._score = ""
+        self._problem: str | None = None
         self._last_line = -SECONDS_BETWEEN_LINES
         self._bar = tqdm(total=steps, initial=done, unit=" steps", desc="training") if sys.stderr.isatty() else None
 
@@ -59,6 +60,12 @@ class TrainingProgress:
     def score(self, value: float) -> None:
         """Set the newest normalized return, shown from the next logging point on."""
         self._score = f"  score {value:.1f}"
+
+    def warn(self, problem: str | None) -> None:
+        """Print a warning, if there is one, unless it is the one that was printed last."""
+        if problem is not None and problem != self._problem:
+            self._print(f"warning: {problem}")
+        self._problem = problem or self._problem
 
     def close(self) -> None:
         """Leave the bar as it is."""

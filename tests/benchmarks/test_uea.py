@@ -93,6 +93,7 @@ def test_japanese_vowels_come_with_aeon() -> None:
         ({"seeds": ()}, "seeds must have at least one entry"),
         ({"eta": -1.0}, r"eta \(-1\.0\) must be finite and at least 0"),
         ({"eta": math.nan}, r"eta \(nan\) must be finite and at least 0"),
+        ({"test_every_epochs": -1}, r"test_every_epochs \(-1\) must be at least 0"),
         ({"lr": math.nan}, r"lr \(nan\) must be finite and above 0"),
         ({"device": "nonsense"}, "--device nonsense cannot be used"),
     ],
@@ -164,6 +165,20 @@ def test_training_learns_and_is_reproducible(trained: Trained, toy: Path) -> Non
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
     assert lines[-1]["test/accuracy"] == score
     assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
+
+
+@pytest.mark.slow
+def test_tests_on_the_way_change_nothing(trained: Trained, toy: Path, tmp_path: Path) -> None:
+    """The result and the weights are the same. The best test is shown beside the result."""
+    config, attention, folder, score = trained
+    tested = replace(config, test_every_epochs=1, out=tmp_path, seeds=(0,))
+    run = train(tested, attention, 0, load("Toy", toy))
+    curve = [line["test/accuracy"] for line in read_metrics(tested.run_folder(attention, 0)) if "test/accuracy" in line]
+    assert len(curve) == 4
+    assert run.scores == {"test": score, "best_test": max(curve)}
+    weights, same = (torch.load(path / "weights.pt") for path in (folder, tested.run_folder(attention, 0)))
+    assert all(torch.equal(value, same[name]) for name, value in weights.items())
+    assert f"{max(curve):.1f}" in table(tested, {attention: [run]})
 
 
 @pytest.mark.slow

@@ -129,6 +129,26 @@ def test_few_seeds_or_episodes_are_marked(num_seeds: int | None, num_episodes: i
     assert ("†" in runs_table(report)) == (num_episodes < 10)
 
 
+@pytest.mark.parametrize(("scores", "is_warned"), [((10, 20, 30, 40), False), ((40, 42, 39, 41), True)])
+def test_a_policy_that_does_not_follow_its_target_is_warned_about(scores: tuple[float, ...], is_warned: bool) -> None:
+    targets = (3600.0, 1000.0, 2000.0, 3000.0)
+    order = np.argsort(np.argsort(targets))
+    every = [episode for target, i in zip(targets, order, strict=True) for episode in episodes(target, scores[i])]
+    report = Report.of([run(seed, episodes=tuple(every)) for seed in range(3)])
+    assert any("does not rise with the target" in warning for warning in report.warnings) == is_warned
+    assert report.as_json()["groups"][0]["target_correlation"] == pytest.approx(0.0 if is_warned else 1.0)
+
+
+def test_policies_without_targets_show_what_they_predict(tmp_path: Path) -> None:
+    own = tuple(replace(episode, target=None, predicted=3500.0) for episode in episodes(0.0, 50.0))
+    report = Report.of([run(seed, targets=(), episodes=own) for seed in range(3)])
+    assert "predicted 3500*" in results_table(report)
+    none = Report.of([run(0, targets=(), episodes=tuple(replace(episode, predicted=None) for episode in own))])
+    assert " none*" in results_table(none)
+    write_report(report, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["groups"][0]["headline"] is None
+
+
 def test_warnings_cover_notes_versions_steps_failures() -> None:
     assert Report.of([run(0), run(1)]).warnings == []
     second = run(1, env_id="Hopper-v5", step=2000, notes=("training is unfinished (step 2000 of 9000)",))

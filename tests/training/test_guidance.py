@@ -71,6 +71,9 @@ def test_a_mean_value_far_outside_the_data_is_beyond() -> None:
     assert not any(map(values.is_beyond, (-50.0, 0.0, 70.0)))
     assert all(map(values.is_beyond, (-51.0, 71.0, float("nan"))))
     assert values.scale == 30.0
+    guidance = Guidance(DecisionTransformer(LATE), weight=1.0, values=values, reward_scale=1.0)
+    assert guidance.problem({"critic/value": 69.0}) is None
+    assert "diverged" in str(guidance.problem({"critic/value": 71.0}))
 
 
 def test_critics_learn_the_values_of_a_chain() -> None:
