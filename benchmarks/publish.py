@@ -17,6 +17,7 @@ import tyro
 from benchmarks.classify import RESULT
 from benchmarks.program import run_program
 from benchmarks.result_tables import TABLES
+from primal_dt.evaluation.score import target_text
 from primal_dt.system.files import atomic_write
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
@@ -50,7 +51,7 @@ def policy_row(folder: Path) -> Row:
     head, *lines = (json.loads(line) for line in files[0].read_text().splitlines())
     targets: dict[str, dict[str, list[float]]] = {}
     for line in sorted(lines, key=lambda line: line["seed"]):
-        of_target = targets.setdefault(f"{line['target']:g}", {"returns": [], "lengths": []})
+        of_target = targets.setdefault(target_text(line["target"]), {"returns": [], "lengths": []})
         of_target["returns"].append(round(line["total_reward"], 2))
         of_target["lengths"].append(line["length"])
     config, task = record.config, record.task
@@ -63,7 +64,7 @@ def policy_row(folder: Path) -> Row:
         "env_id": head["env_id"],
         "random_return": task.reference.random_return,
         "expert_return": task.reference.expert_return,
-        "headline": f"{task.headline:g}",
+        "headline": target_text(task.headline),
         "targets": targets,
     }
 
@@ -77,6 +78,7 @@ def uea_row(folder: Path) -> Row:
     return {
         "settings": content["settings"],
         "test_accuracy": content["scores"]["test"],
+        "best_test_accuracy": content["scores"].get("best_test"),
         "num_parameters": content["num_parameters"],
         "commit": content["commit"],
         "epoch": content["epoch"],

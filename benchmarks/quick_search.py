@@ -1,8 +1,16 @@
-"""Search for the preset ``quick``: the settings that learn most in a given time on a CPU.
+"""Search for the preset ``quick``, by successive halving over several tasks.
 
-Every setting of the grid trains for the same time. The search first times a training step of all settings alternately,
-on two threads, and derives the number of steps of each. It then trains each setting with ``train.py`` on the built-in
-data, with seeds that no reported result uses, and evaluates it at the last step.
+The rule, which was written down before any result was seen:
+
+1. Each setting is a change to the present ``quick``. All settings train for the same time: a step of each is timed
+   first, alternately, on two threads, and the number of steps follows from it.
+2. Round 1: every setting, on walker2d medium-expert and hopper medium-replay, one seed, for 100 seconds.
+3. Round 2: the best three and the present ``quick``, on medium-expert and medium-replay of all three environments, two
+   other seeds, for 300 seconds.
+4. A setting's score is the mean over tasks and seeds of the normalized return at the headline target, by the last
+   checkpoint, over 20 episodes. The setting with the highest score in round 2 becomes ``quick``.
+
+The data sets are built in. No reported result uses the seeds of the search, which are 100 to 102.
 
 Each result is appended to a CSV file as one line. An interrupted search resumes when it is started again.
 """
@@ -10,11 +18,13 @@ Each result is appended to a CSV file as one line. An interrupted search resumes
 import csv
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,135 +34,154 @@ from tqdm import tqdm
 from benchmarks.measure import time_interleaved
 from benchmarks.program import run_program
 from envs.datasets.load import load_dataset
-from primal_dt.config import OptimizerConfig
+from primal_dt.config import PRESETS
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.model.loss import Objective
-from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.system.files import atomic_write
+from primal_dt.system.provenance import commit
 from primal_dt.system.table import format_table
+from primal_dt.training.arguments import parse_config
+from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
-BASE: dict[str, Any] = {
-    "optimizer": "muon",
-    "lr": 3e-3,
-    "context": 5,
-    "width": 128,
-    "batch_size": 64,
-    "dropout": 0.0,
-    "sampling": "transitions",
-    "schedule": "cosine",
+PRESENT = "present"
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    PRESENT: {},
+    "published start": {"init": "published"},
+    "dropout 0.1": {"dropout": 0.1, "attention_dropout": 0.1},
+    "weight decay 0.1": {"weight_decay": 0.1},
+    "sampling by return": {"sampling": "return"},
+    "likelihood": {"action_loss": "gaussian"},
+    "width 256": {"width": 256},
+    "actions hidden in half of the windows": {"action_dropout": 0.5},
+    "context 20": {"context": 20},
+    "context 5": {"context": 5, "batch_size": 128},
+    "context 5, actions hidden": {"context": 5, "batch_size": 128, "action_dropout": 0.5},
+    "context 2": {"context": 2, "batch_size": 320},
+    "context 2, batches of 128": {"context": 2, "batch_size": 128},
+    "context 2, published start": {"context": 2, "batch_size": 320, "init": "published"},
+    "context 2, dropout 0.1": {"context": 2, "batch_size": 320, "dropout": 0.1, "attention_dropout": 0.1},
+    "context 2, likelihood": {"context": 2, "batch_size": 320, "action_loss": "gaussian"},
+    "context 2, sampling by return": {"context": 2, "batch_size": 320, "sampling": "return"},
+    "context 2, width 256": {"context": 2, "batch_size": 320, "width": 256},
+    "context 2, learning rate 0.001": {"context": 2, "batch_size": 320, "lr": 1e-3},
+    "context 2, AdamW": {"context": 2, "batch_size": 320, "optimizer": "adamw", "lr": 1e-3},
+    "context 1": {"context": 1, "batch_size": 640},
 }
-CHANGES: list[dict[str, Any]] = [
-    {},
-    {"lr": 1e-3},
-    {"lr": 1e-2},
-    {"context": 3},
-    {"context": 10},
-    {"context": 20},
-    {"optimizer": "adamw", "lr": 1e-3, "context": 10},
-    {"optimizer": "adamw", "lr": 3e-3},
-    {"optimizer": "adamw", "lr": 3e-3, "context": 10},
-    {"dropout": 0.1},
-    {"batch_size": 128},
-    {"batch_size": 32},
-    {"width": 64},
-    {"width": 256},
-    {"sampling": "return"},
-    {"schedule": "constant"},
-]
-"""The grid: one change to ``BASE`` at a time, except with AdamW, which has its own best learning rates."""
-COLUMNS = ("dataset", *BASE, "seed", "seconds", "steps", "score", "score_std", "second_score", "action_mse")
+"""Name -> flags that change the present ``quick``."""
+ENVIRONMENTS = ("hopper", "halfcheetah", "walker2d")
+COLUMNS = ("round", "setting", "dataset", "seed", "steps", "score", "sensitivity", "action_mse", "commit")
+MULTIPLE = 100
+"""Numbers of steps are multiples of this, the interval of logging points."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of the search."""
+
+    number: int
+    seconds: float
+    """Training time of each run, on two threads."""
+    datasets: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+ROUNDS = (
+    Round(1, 100.0, ("primal/walker2d/medium-expert-v0", "primal/hopper/medium-replay-v0"), (100,)),
+    Round(
+        2,
+        300.0,
+        tuple(f"primal/{name}/{tier}-v0" for name in ENVIRONMENTS for tier in ("medium-expert", "medium-replay")),
+        (101, 102),
+    ),
+)
+NUM_SURVIVORS = 3
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of the search."""
 
-    seconds: float = 150.0
-    """Training time of each setting in seconds, on two threads."""
-    datasets: tuple[str, ...] = ("primal/hopper/medium-expert-v0",)
-    """Data sets to train on."""
-    seeds: tuple[int, ...] = (100,)
-    """Training seeds. Do not use the seeds of published results."""
-    settings: tuple[int, ...] = tuple(range(len(CHANGES)))
-    """Settings to run, by their numbers in the grid, from 0."""
     jobs: int = 2
     """Number of parallel runs, one thread each."""
     episodes: int = 20
-    """Evaluation episodes per target return-to-go."""
+    """Evaluation episodes of each run."""
     out: Path = ROOT / "benchmarks" / "results" / "quick_search.csv"
-    """CSV file for the results."""
+    """CSV file for the results. The times of a step are stored beside it, as JSON."""
+    runs: Path = ROOT / "runs" / "quick_search"
+    """Folder of the runs."""
 
 
-def seconds_per_step(settings: list[dict[str, Any]], dataset_name: str) -> list[float]:
-    """Time a training step of each setting, alternately, on two threads."""
+def flags_of(setting: str) -> list[str]:
+    """The flags of ``train.py`` for a setting."""
+    words = []
+    for name, value in SETTINGS[setting].items():
+        flag = name.replace("_", "-")
+        words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+    return words
+
+
+def step_times(path: Path) -> dict[str, float]:
+    """Seconds of a training step of each setting, on two threads. They are measured once, and then read from a file."""
+    times: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    if times.keys() >= SETTINGS.keys():
+        return times
     torch.set_num_threads(2)
-    dataset = load_dataset(dataset_name)
+    dataset = load_dataset(ROUNDS[0].datasets[0])
     calls = {}
-    for number, setting in enumerate(settings):
-        environment = dataset.task.environment
-        shape = ModelShape(
-            environment.state_width,
-            (-1.0,) * environment.action_width,
-            (1.0,) * environment.action_width,
-            width=setting["width"],
-            context=setting["context"],
-            dropout=setting["dropout"],
-        )
-        optimizer = OptimizerConfig(
-            steps=10**9, **{name: setting[name] for name in ("optimizer", "lr", "batch_size")}, warmup_steps=0
-        )
+    for setting in SETTINGS:
+        config = parse_config(["quick", *flags_of(setting)])
         sampler = WindowSampler(
             dataset.trajectories,
             dataset.normalizer,
-            context=setting["context"],
-            batch_size=setting["batch_size"],
+            context=config.model.context,
+            batch_size=config.optimizer.batch_size,
             seed=0,
         )
         trainer = Trainer(
-            DecisionTransformer(shape), sampler, optimizer, objective=Objective(), seed=0, log_every_steps=1
+            DecisionTransformer(dataset.model_shape(config.model)),
+            sampler,
+            replace(config.optimizer, steps=10**9),
+            objective=Objective(eta=config.model.eta),
+            seed=0,
+            log_every_steps=1,
         )
-        points = iter(trainer)
-        calls[str(number)] = lambda points=points: next(points)
+        calls[setting] = partial(next, iter(trainer))
     timings = time_interleaved(calls, seconds=1.0, device=torch.device("cpu"))
-    return [timing.median for timing in timings.values()]
+    times = {setting: timing.median for setting, timing in timings.items()}
+    with atomic_write(path) as file:
+        file.write(json.dumps(times, indent=1).encode())
+    return times
 
 
-def train(dataset: str, setting: dict[str, Any], *, seed: int, steps: int, config: Config) -> dict[str, Any]:
+def train(line: dict[str, Any], config: Config) -> dict[str, Any]:
     """Run ``train.py`` once and return its line of results."""
-    every = 100
-    steps = max(every, steps // every * every)
-    flags = [word for name, value in setting.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    out = ROOT / "runs" / "quick_search"
-    command = [sys.executable, str(ROOT / "train.py"), "quick", "--dataset", dataset, *flags]
-    command += ["--steps", str(steps), "--seed", str(seed), "--threads", "1", "--out", str(out)]
-    command += ["--log-every-steps", str(every), "--eval-every-steps", str(steps), "--save-every-steps", str(steps)]
-    command += ["--spectrum-every-steps", "0", "--eval-episodes", str(config.episodes), "--warmup-steps", "200"]
+    steps = str(line["steps"])
+    name = f"{line['round']}__{line['setting']}__{line['dataset']}__s{line['seed']}".replace("/", "-")
+    command = [sys.executable, str(ROOT / "train.py"), "quick", *flags_of(line["setting"])]
+    command += ["--dataset", line["dataset"], "--seed", str(line["seed"]), "--steps", steps, "--threads", "1"]
+    command += ["--eval-every-steps", steps, "--save-every-steps", steps, "--spectrum-every-steps", "0"]
+    command += ["--log-every-steps", str(MULTIPLE), "--eval-episodes", str(config.episodes)]
+    command += ["--out", str(config.runs), "--name", name]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-    folder = Path(done.stdout.splitlines()[0].partition("run folder: ")[2])
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    scores = [value for name, value in last.items() if name.startswith("eval/normalized_return/")]
-    spread = done.stdout.split("±")[2].split()[0]
-    return {
-        "dataset": dataset,
-        **setting,
-        "seed": seed,
-        "seconds": config.seconds,
-        "steps": steps,
-        "score": round(scores[0], 1),
-        "score_std": float(spread),
-        "second_score": round(scores[1], 1),
-        "action_mse": round(last["train/action_mse"], 5),
+    last = read_metrics(config.runs / name)[-1]
+    return line | {
+        "score": round(last["eval/normalized_return"], 1),
+        "sensitivity": round(last["train/return_sensitivity"], 3),
+        "action_mse": round(last["train/action_mse"], 4),
+        "commit": commit(),
     }
 
 
-def identity(line: dict[str, Any]) -> tuple[str, ...]:
-    """The fields that identify an experiment."""
-    return tuple(str(line[name]) for name in ("dataset", *BASE, "seed", "seconds"))
+def identity(line: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that identify a run."""
+    return tuple(str(line[name]) for name in ("round", "setting", "dataset", "seed"))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -163,36 +192,67 @@ def read(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
-def search(config: Config) -> Iterator[dict[str, Any]]:
-    """Run the settings that have no result yet, and yield each result as it finishes."""
-    settings = [BASE | CHANGES[number] for number in config.settings]
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a result to the file."""
+    new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        writer.writerow(line)
+
+
+def scores(lines: Sequence[Mapping[str, Any]], number: int) -> dict[str, float]:
+    """Setting -> mean score in a round, the best first."""
+    by_setting: dict[str, list[float]] = {}
+    for line in lines:
+        if int(line["round"]) == number:
+            by_setting.setdefault(line["setting"], []).append(float(line["score"]))
+    means = {setting: statistics.mean(values) for setting, values in by_setting.items()}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def survivors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings of round 2: the best of round 1 other than the present one, and the present one."""
+    ranked = [setting for setting in scores(lines, 1) if setting != PRESENT]
+    return [PRESENT, *ranked[:NUM_SURVIVORS]]
+
+
+def run_round(round_: Round, settings: Sequence[str], times: Mapping[str, float], config: Config) -> Iterator[None]:
+    """Run what has no result yet in a round, and save each result as it finishes."""
     done = {identity(line) for line in read(config.out)}
+    lines = [
+        {
+            "round": round_.number,
+            "setting": setting,
+            "dataset": dataset,
+            "seed": seed,
+            "steps": max(1, int(round_.seconds / times[setting] / MULTIPLE)) * MULTIPLE,
+        }
+        for dataset in round_.datasets
+        for seed in round_.seeds
+        for setting in settings
+    ]
     with ThreadPoolExecutor(config.jobs) as pool:
-        futures = []
-        for dataset in config.datasets:
-            times = seconds_per_step(settings, dataset)
-            for seed in config.seeds:
-                for setting, each in zip(settings, times, strict=True):
-                    line = {"dataset": dataset, **setting, "seed": seed, "seconds": config.seconds}
-                    if identity(line) not in done:
-                        steps = int(config.seconds / each)
-                        futures.append(pool.submit(train, dataset, setting, seed=seed, steps=steps, config=config))
-        for future in tqdm(as_completed(futures), total=len(futures), desc="search", unit=" runs", disable=None):
-            yield future.result()
+        futures = [pool.submit(train, line, config) for line in lines if identity(line) not in done]
+        for future in tqdm(as_completed(futures), total=len(futures), desc=f"round {round_.number}", disable=None):
+            append(config.out, future.result())
+            yield
 
 
 def main(config: Config) -> None:
-    """Search, save each result, and print all results."""
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    for line in search(config):
-        new = not config.out.exists()
-        with config.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            if new:
-                writer.writeheader()
-            writer.writerow(line)
-    lines = sorted(read(config.out), key=lambda line: (line["dataset"], -float(line["score"])))
-    print(format_table(COLUMNS, [[line[name] for name in COLUMNS] for line in lines]))
+    """Run both rounds, and print their results."""
+    times = step_times(config.out.with_suffix(".json"))
+    print(f"the present quick: {json.dumps(asdict(PRESETS['quick'][1].model))}")
+    for round_ in ROUNDS:
+        settings = list(SETTINGS) if round_.number == 1 else survivors(read(config.out))
+        for _ in run_round(round_, settings, times, config):
+            pass
+        means = scores(read(config.out), round_.number)
+        rows = [[setting, f"{mean:.1f}", f"{1000 * times[setting]:.0f}"] for setting, mean in means.items()]
+        print(f"\n{format_table([f'round {round_.number}', 'score', 'ms per step'], rows)}")
+    print(f"\nchosen: {next(iter(scores(read(config.out), 2)))}")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ class ModelConfig:
     num_layers: int = 3
     """Number of transformer blocks."""
     context: int = 20
-    """Context length in environment steps. Each step is three tokens: return-to-go, state and action.
-    With --late-return, and without a given return-to-go, it is two: state and action."""
+    """Context length in environment steps. Each step is three tokens: return-to-go, state and action."""
     rank: int | None = None
     """Rank of a primal layer: directions per head.
     If not given: the published rank for the task, or 32 if there is none."""
@@ -71,6 +70,9 @@ class ModelConfig:
     """Dropout probability in training, from 0 to below 1."""
     attention_dropout: float = 0.1
     """Dropout probability of the softmax layers' attention weights. Primal layers have no such weights."""
+    action_dropout: float = 0.0
+    """Probability with which a training window hides its past actions, from 0 to below 1.
+    They tell which policy acted: a model that sees them can copy it and need not listen to its target."""
     init: Literal["published", "small"] = "published"
     """Start of the weights. published: as in the Decision Transformer's code: normal(0.02) in the blocks,
     torch's defaults for embeddings and action head, normal(0, 1) for timesteps.
@@ -82,9 +84,6 @@ class ModelConfig:
     """What actions depend on besides the history. return: a target return, as published.
     none: nothing, which is behavior cloning; with --top-fraction, filtered cloning.
     max-return: the best return that the data makes likely from here, which the model predicts at every step."""
-    late_return: bool = False
-    """Add the return-to-go after the blocks, instead of a token for it. A third fewer tokens.
-    Always so with --conditioning max-return."""
     action_loss: Literal["mse", "gaussian"] = "mse"
     """Loss of the actions. mse: mean squared error, as published. gaussian: likelihood with a predicted spread,
     so that actions which cannot be predicted count less. Policies act by its mean."""
@@ -130,7 +129,7 @@ class OptimizerConfig:
     """Fraction of the episodes that is held out from training, for valid/action_mse. 0: none."""
     critic_weight: float = 0.0
     """Weight of value guidance: two critics learn the values of actions, and actions of high value are preferred.
-    0: no critics. Needs --late-return or --conditioning max-return."""
+    0: no critics."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe (autocast). For GPUs."""
     compile: bool = False
@@ -216,7 +215,7 @@ class Config:
             raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be finite and above 0")
         if model.width % model.num_heads:
             raise ValueError(f"width ({model.width}) must be divisible by num_heads ({model.num_heads})")
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "action_dropout"):
             if not 0 <= getattr(model, name) < 1:
                 raise ValueError(f"{name} ({getattr(model, name)}) must be at least 0 and below 1")
         if model.data_dependent:
@@ -232,13 +231,6 @@ class Config:
             raise ValueError(f"expectile ({model.expectile}) must be above 0 and below 1")
         if evaluation.targets and model.conditioning != "return":
             raise ValueError(f"targets have no effect with conditioning {model.conditioning}: it follows no target")
-        if model.late_return and model.conditioning == "none":
-            raise ValueError("late_return needs a return: remove it, or use conditioning return or max-return")
-        if optimizer.critic_weight and model.conditioning != "max-return" and not model.late_return:
-            raise ValueError(
-                "critic_weight needs late_return or conditioning max-return: the critic chooses among the actions for "
-                "several returns-to-go, which are then computed in one pass"
-            )
         not_negative = {
             "eta": model.eta,
             "critic_weight": optimizer.critic_weight,
@@ -289,10 +281,10 @@ EARLIER_VALUES: Mapping[str, Any] = {
     "scores": "both",
     "data_dependent": False,
     "attention_dropout": 0.0,
+    "action_dropout": 0.0,
     "init": "small",
     "primal_init": "orthonormal",
     "conditioning": "return",
-    "late_return": False,
     "action_loss": "mse",
     "expectile": 0.99,
     "top_fraction": 1.0,

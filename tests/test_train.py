@@ -496,8 +496,7 @@ def test_user_errors_end_in_a_message(script: Script, arguments: list[str], mess
         (["--top-fraction", "0"], ["top_fraction (0.0) must be above 0 and at most 1"]),
         (["--validation", "1"], ["validation (1.0) must be at least 0 and below 1"]),
         (["--expectile", "1"], ["expectile (1.0) must be above 0 and below 1"]),
-        (["--critic-weight", "1"], ["critic_weight needs late_return"]),
-        (["--conditioning", "none", "--late-return"], ["late_return needs a return"]),
+        (["--critic-weight", "-1"], ["critic_weight (-1.0) must be finite and at least 0"]),
         (["--conditioning", "none", "--targets", "1"], ["targets have no effect with conditioning none"]),
         (["--threads", "0"], ["threads (0) must be finite and above 0"]),
         (["--lr", "inf"], ["lr (inf) must be finite and above 0"]),
@@ -568,7 +567,7 @@ def test_flags_reach_the_model_and_the_trainer(script: Script, monkeypatch: pyte
         ("--conditioning none --top-fraction 0.1", "none"),
         ("--conditioning max-return", "predicted"),
         ("--conditioning max-return --critic-weight 0.5 --action-loss gaussian", "predicted"),
-        ("--late-return --critic-weight 0.5", "3600"),
+        ("--action-dropout 0.5 --critic-weight 0.5", "3600"),
     ],
 )
 def test_other_policies_train_resume_and_evaluate(script: Script, flags: str, target: str) -> None:
@@ -589,7 +588,7 @@ def test_other_policies_train_resume_and_evaluate(script: Script, flags: str, ta
 
 def test_held_out_episodes_are_measured(script: Script) -> None:
     """Two of 20 episodes are held out: their errors are logged, and no batch has them."""
-    assert script.start("--validation", "0.1", "--late-return") == 0
+    assert script.start("--validation", "0.1") == 0
     for line in read_metrics(only_run()):
         assert {"valid/action_mse", "valid/action_mse_best", "train/return_sensitivity"} <= line.keys()
         assert line["train/return_sensitivity"] > 0
@@ -600,7 +599,7 @@ def test_held_out_episodes_are_measured(script: Script) -> None:
 
 def test_diverged_critics_are_reported(script: Script) -> None:
     script.patch.setattr(ValueRange, "is_beyond", lambda *_: True)
-    assert script.start("--late-return", "--critic-weight", "1") == 0
+    assert script.start("--critic-weight", "1") == 0
     assert script.err().count("warning: the critics have diverged") == 1
 
 

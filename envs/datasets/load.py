@@ -106,12 +106,12 @@ class Dataset:
             rank=model.rank or self.task.paper_rank or DEFAULT_RANK,
             dropout=model.dropout,
             attention_dropout=model.attention_dropout,
+            action_dropout=model.action_dropout,
             feature_map=model.feature_map,
             scores=model.scores,
             init=model.init,
             primal_init=model.primal_init,
             conditioning=model.conditioning,
-            late_return=model.late_return,
             action_loss=model.action_loss,
             max_timesteps=max(environment.episode_limit, int(self.trajectories.lengths.max())),
         )

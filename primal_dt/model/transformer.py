@@ -3,6 +3,7 @@
 Axes: B batch, K context steps, T tokens per step, L = TK tokens, M chosen tokens, D width, S state, A action.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -24,6 +25,11 @@ ATTENTION_STACKS = (PRIMAL_PLUS, PRIMALFORMER, *(kind for kind in CAUSAL_KINDS i
 below. ``primalformer`` has Causal Primal-Attention in all layers. The others have one kind in all layers; ``softmax``
 is the canonical Decision Transformer."""
 
+LAYOUTS: Mapping[Conditioning, tuple[str, ...]] = {
+    "return": ("return", "state", "action"),
+    "none": ("state", "action"),
+    "max-return": ("state", "return", "action"),
+}
 LOG_STD_RANGE = (-4.0, 1.0)
 """Range of the logarithm of an action's standard deviation, divided by the radius of the action box."""
 
@@ -76,10 +82,10 @@ class ModelShape:
     """Start of W_e and W_r, see :class:`PrimalAttention`."""
     conditioning: Conditioning = "return"
     """What the action depends on besides the history: a given return-to-go, nothing, or a predicted return-to-go."""
-    late_return: bool = False
-    """Whether the return-to-go enters after the blocks and not as a token, see :class:`DecisionTransformer`."""
     action_loss: ActionLoss = "mse"
     """Whether the model predicts actions only, or also their standard deviations."""
+    action_dropout: float = 0.0
+    """Probability with which a training window hides its past actions."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTION_STACKS:
@@ -89,7 +95,7 @@ class ModelShape:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
         if self.width % self.num_heads:
             raise ValueError(f"width ({self.width}) must be divisible by num_heads ({self.num_heads})")
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "action_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0 and below 1")
         choices = {"init": ("published", "small"), "conditioning": get_args(Conditioning)}
@@ -111,24 +117,14 @@ class ModelShape:
         return len(self.action_low)
 
     @property
-    def has_return_token(self) -> bool:
-        """Whether returns-to-go are tokens."""
-        return self.conditioning == "return" and not self.late_return
-
-    @property
-    def has_late_return(self) -> bool:
-        """Whether returns-to-go enter after the blocks."""
-        return self.conditioning == "max-return" or (self.conditioning == "return" and self.late_return)
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of a step's tokens, in order. The action is predicted at the last token before it."""
+        return LAYOUTS[self.conditioning]
 
     @property
     def tokens_per_step(self) -> int:
-        """T: 3 for (R, s, a), 2 for (s, a)."""
-        return 3 if self.has_return_token else 2
-
-    @property
-    def state_positions(self) -> slice:
-        """Positions of the states among the tokens of a window. Actions are predicted there."""
-        return slice(self.tokens_per_step - 2, None, self.tokens_per_step)
+        """T, the number of tokens of a step."""
+        return len(self.kinds)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -157,7 +153,9 @@ class Block(nn.Module):
             kind, width=width, num_heads=shape.num_heads, causal=True, dropout=shape.dropout, **options
         )
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = _mlp(shape)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(inplace=True), nn.Linear(4 * width, width), Dropout(shape.dropout)
+        )
 
     def forward(
         self, x: Tensor, valid: Tensor | None, *, positions: Positions = None, with_objective: bool = False
@@ -178,27 +176,6 @@ class Block(nn.Module):
         return x + self.mlp(rows).view_as(x)
 
 
-class LateReturn(nn.Module):
-    """``x + R``, then ``x + mlp(norm(x))``, with an embedded return-to-go R: the second half of a block."""
-
-    def __init__(self, shape: ModelShape) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(shape.width)
-        self.mlp = _mlp(shape)
-
-    def forward(self, x: Tensor, returns: Tensor) -> Tensor:
-        """States and embedded returns-to-go, (..., D) each -> (..., D)."""
-        x = x + returns
-        return x + self.mlp(self.norm(x).flatten(0, -2)).view_as(x)
-
-
-def _mlp(shape: ModelShape) -> nn.Sequential:
-    width = shape.width
-    return nn.Sequential(
-        nn.Linear(width, 4 * width), nn.ReLU(inplace=True), nn.Linear(4 * width, width), Dropout(shape.dropout)
-    )
-
-
 class DecisionTransformer(nn.Module):
     """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from the tokens before the state and the state itself.
 
@@ -206,11 +183,9 @@ class DecisionTransformer(nn.Module):
     transformer follow. The action at a state token is ``center + radius * tanh(linear(x))``, which is within the action
     box. The top block is computed at the state tokens only. There is no positional embedding other than the timestep's.
 
-    The action can depend on the return-to-go in other ways. With ``late_return`` the tokens are (s_1, a_1, ...), a
-    third fewer, and R_t is added to the output of the blocks at s_t, followed by an MLP: it affects the action at step
-    t only. With ``conditioning="max-return"`` the layout is the same, and a linear head predicts R_t from the output of
-    the blocks (after Reinformer, arXiv 2405.08740, which has R_t as a token after s_t). With ``conditioning="none"``
-    there is no return-to-go: behavior cloning.
+    With ``conditioning="max-return"`` the tokens are (s_1, R_1, a_1, ...), after Reinformer (arXiv 2405.08740): a
+    linear head predicts R_t at s_t, and the action is predicted at R_t. With ``conditioning="none"`` the tokens are
+    (s_1, a_1, ...): behavior cloning.
 
     With ``action_loss="gaussian"`` a second linear head predicts the logarithm of each action's standard deviation.
 
@@ -237,11 +212,10 @@ class DecisionTransformer(nn.Module):
         self.embed_timestep = nn.Embedding(shape.max_timesteps, shape.width)
         self.embed_norm = nn.LayerNorm(shape.width)
         self.embed_dropout = Dropout(shape.dropout)
+        self.action_dropout = Dropout(shape.action_dropout)
         self.blocks = nn.ModuleList(Block(kind, shape) for kind in shape.layer_kinds)
         self.final_norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.action_width)
-        if shape.has_late_return:
-            self.late_return = LateReturn(shape)
         if shape.conditioning == "max-return":
             self.return_head = nn.Sequential(nn.LayerNorm(shape.width), nn.Linear(shape.width, 1))
             self.register_buffer("return_cap", torch.full((shape.max_timesteps,), torch.inf))
@@ -264,7 +238,7 @@ class DecisionTransformer(nn.Module):
         linear maps inside them keep torch's defaults.
         """
         if self.shape.init == "published":
-            chosen = {module for part in self.matrix_parts for module in part.modules()}
+            chosen = set(self.blocks.modules())
         else:
             layers = [module for module in self.modules() if isinstance(module, AttentionLayer)]
             chosen = set(self.modules()) - {module for layer in layers for module in layer.modules()}
@@ -273,11 +247,6 @@ class DecisionTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if module in chosen and isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-    @property
-    def matrix_parts(self) -> list[nn.Module]:
-        """The blocks, and the MLP of late returns: the parts between the embeddings and the heads."""
-        return [self.blocks, *([self.late_return] if self.shape.has_late_return else [])]
 
     def forward(self, batch: Batch, *, with_objective: bool = False) -> ModelOutput:
         """Predict the action at every step.
@@ -297,13 +266,14 @@ class DecisionTransformer(nn.Module):
         for number, block in enumerate(self.blocks):
             top = number == len(self.blocks) - 1
             x, objective = block(
-                x, valid, positions=self.shape.state_positions if top else None, with_objective=with_objective
-            )  # (B, L, D), from the top block (B, K, D)
+                x, valid, positions=self._used_positions(valid) if top else None, with_objective=with_objective
+            )  # (B, L, D), from the top block (B, M, D)
             if objective is not None:
                 objectives[number] = objective
-        best = self.return_head(x) if self.shape.conditioning == "max-return" else None  # (B, K, 1)
-        if self.shape.has_late_return:
-            x = self.add_return(x, batch.returns_to_go.masked_fill(~batch.valid[..., None], 0.0))
+        best = None
+        if self.shape.conditioning == "max-return":
+            at_states, x = x.unflatten(1, (-1, 2)).unbind(2)  # (B, K, D) each
+            best = self.return_head(at_states)  # (B, K, 1)
         log_std = self.log_std_at(x) if self.shape.action_loss == "gaussian" else None  # (B, K, A)
         return ModelOutput(self.actions_at(x), objectives, log_std, best)
 
@@ -311,14 +281,27 @@ class DecisionTransformer(nn.Module):
         """(B, L, D), the embedded sequence of returns-to-go (if they are tokens), states and actions."""
         padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
         time = self.embed_timestep(batch.timesteps.masked_fill(~batch.valid, 0))  # (B, K, D)
-        kinds = [
-            self.embed_state(batch.states.masked_fill(padding, 0.0)) + time,
-            self.embed_action(batch.actions.masked_fill(padding, 0.0)) + time,
-        ]
-        if self.shape.has_return_token:
-            kinds.insert(0, self.embed_return(batch.returns_to_go.masked_fill(padding, 0.0)) + time)
-        interleaved = torch.stack(kinds, dim=2).flatten(1, 2)  # (B, K, T, D) -> (B, L, D)
+        values = {"return": batch.returns_to_go, "state": batch.states, "action": batch.actions}
+        if self.training and self.shape.action_dropout:
+            shown = self.action_dropout(batch.actions.new_ones(len(batch.actions), 1, 1)) > 0  # (B, 1, 1)
+            values["action"] = batch.actions * shown
+        tokens = [self.embed(kind, values[kind].masked_fill(padding, 0.0)) + time for kind in self.shape.kinds]
+        interleaved = torch.stack(tokens, dim=2).flatten(1, 2)  # (B, K, T, D) -> (B, L, D)
         return self.embed_dropout(self.embed_norm(interleaved))
+
+    def embed(self, kind: str, values: Tensor) -> Tensor:
+        """Embed returns-to-go (..., 1), states (..., S) or actions (..., A), by the name of their kind: (..., D)."""
+        if kind == "return":
+            return self.embed_return(values)
+        return self.embed_state(values) if kind == "state" else self.embed_action(values)
+
+    def _used_positions(self, valid: Tensor) -> Positions:
+        """The tokens whose output is used: those at which actions are predicted, and with max-return the states."""
+        last = self.shape.tokens_per_step
+        if self.shape.conditioning != "max-return":
+            return slice(last - 2, None, last)
+        positions = torch.arange(valid.shape[1], device=valid.device).unflatten(0, (-1, last))  # (K, T)
+        return positions[:, :2].flatten()
 
     def _check_batch(self, batch: Batch) -> None:
         # On a GPU these checks would make the host wait. There, the caller must ensure that the batch is valid.
@@ -335,12 +318,8 @@ class DecisionTransformer(nn.Module):
                 "a window has padding before a valid step: padding must be on the right, after all valid steps"
             )
 
-    def add_return(self, x: Tensor, returns: Tensor) -> Tensor:
-        """Add late returns-to-go (..., 1), scaled, to the output of the blocks at states (..., D) -> (..., D)."""
-        return self.late_return(x, self.embed_return(returns))
-
     def best_returns_at(self, x: Tensor, timestep: int) -> Tensor:
-        """The predicted best returns-to-go at a timestep, capped, scaled: (..., D) -> (..., 1)."""
+        """The predicted best returns-to-go at states of a timestep, capped, scaled: (..., D) -> (..., 1)."""
         return self.return_head(x).clamp(max=self.return_cap[timestep])
 
     def log_std_at(self, x: Tensor) -> Tensor:

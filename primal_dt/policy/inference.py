@@ -1,20 +1,21 @@
 """Step-by-step inference for a policy, with caches of earlier results.
 
-At step t of an episode T tokens are new: the action a_{t-1}, the return-to-go R_t if it is a token, and the state s_t.
-The model's window then holds the TK - 1 tokens from R_{t-K+1} or s_{t-K+1} to s_t, all of them real.
+At step t of an episode T tokens are new: the action a_{t-1}, and the return-to-go R_t and the state s_t in the model's
+order. The model's window then holds the TK - 1 tokens from step t - K + 1 on, all of them real. A model that predicts
+R_t from s_t gets the new tokens in two parts.
 
 Axes: N rows (one environment each), n rows of a tile, M new tokens, K context steps, T tokens per step, D width,
-S state, A action, H heads, P = D / H, C candidates.
+S state, A action, H heads, P = D / H.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
-from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
 from primal_dt.policy.tiles import Tiles
 
@@ -36,8 +37,6 @@ InferenceMode = Literal["window", "streaming"]
 LAST = slice(-1, None)
 ALIGNED = 16
 """Number of float32 values in a cache line."""
-CANDIDATES = (0.5, 0.75, 1.0, 1.25, 1.5)
-"""Factors of the return-to-go: the actions among which a critic chooses."""
 
 
 def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
@@ -54,14 +53,12 @@ def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
         raise ValueError(f"mode streaming supports only the cosine map, not {shape.feature_map}: use mode window")
 
 
-def make_inference(
-    mode: InferenceMode, model: DecisionTransformer, num_rows: int, *, critic: TwinCritic | None = None
-) -> "Inference":
+def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
     """Build inference in mode ``window`` (exact) or ``streaming`` (computes each token once)."""
     require_mode(mode, model.shape)
     if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
-        return WindowInference(model, num_rows, critic)
-    return StreamingInference(model, num_rows, critic)
+        return WindowInference(model, num_rows)
+    return StreamingInference(model, num_rows)
 
 
 class Inference(ABC):
@@ -70,25 +67,24 @@ class Inference(ABC):
     Args:
         model: the model, in evaluation mode.
         num_rows: N, the number of episodes.
-        critic: chooses among the actions for several returns-to-go, if given. The model must have late returns.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int, critic: TwinCritic | None = None) -> None:
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
         self.model = model
-        self.critic = critic
         self.blocks = [block for block in model.blocks if isinstance(block, Block)]
         self.num_rows = num_rows
         self.timestep = 0
-        self._actions = self._zeros(model.shape.action_width)  # (N, A), the actions of the last step
+        self.actions = self._zeros(model.shape.action_width)
+        """(N, A), the actions of the last step. They become tokens at the next step, so they may be changed first."""
         self.returns = self._zeros(1)
-        """(N, 1), the returns-to-go that the last actions follow, scaled: those given, predicted or chosen."""
+        """(N, 1), the returns-to-go that the last actions follow, scaled: those given, or those predicted."""
 
     def step(self, states: Tensor, returns: Tensor, tiles: Tiles) -> Tensor:
         """Compute the actions of the next step.
 
         Args:
             states: (N, S), standardized.
-            returns: (N, 1), the returns-to-go, scaled. Ignored unless the model is conditioned on given returns.
+            returns: (N, 1), the returns-to-go, scaled. For a model that predicts them: factors of its predictions.
             tiles: how to divide the rows.
 
         Returns:
@@ -96,48 +92,40 @@ class Inference(ABC):
         """
 
         def run(rows: slice) -> None:
-            x = self._newest(rows, self._embed(rows, states[rows], returns[rows]))  # (n, 1, D)
-            self._actions[rows], self.returns[rows] = self._choose(x[:, 0], states[rows], returns[rows])
+            self.actions[rows], self.returns[rows] = self._act(rows, states[rows], returns[rows])
 
         self._make_room()
         tiles.run(run, self.num_rows)
         self.timestep += 1
-        return self._actions
+        return self.actions
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         """Continue with the rows of these indices, moved to the front of ``num_rows`` rows."""
-        self._actions = _keep_rows(self._actions, rows, num_rows)
+        self.actions = _keep_rows(self.actions, rows, num_rows)
         self.returns = _keep_rows(self.returns, rows, num_rows)
         self.num_rows = num_rows
 
-    def _choose(self, x: Tensor, states: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """Output of the blocks (n, D), states (n, S), returns (n, 1) -> actions (n, A), returns followed (n, 1)."""
-        model = self.model
-        if model.shape.conditioning == "max-return":
-            returns = model.best_returns_at(x, self.timestep)
-        if self.critic is not None:
-            candidates = returns[:, None] * returns.new_tensor(CANDIDATES)[:, None]  # (n, C, 1)
-            if model.shape.conditioning == "max-return":
-                candidates = candidates.clamp(max=model.return_cap[self.timestep])
-            every = x[:, None].expand(-1, len(CANDIDATES), -1)
-            actions = model.actions_at(model.add_return(every, candidates))  # (n, C, A)
-            values = self.critic.least(states[:, None].expand(*actions.shape[:2], -1), actions)  # (n, C)
-            best = values.argmax(1)[:, None, None]  # (n, 1, 1)
-            chosen = actions.gather(1, best.expand(-1, 1, actions.shape[-1]))
-            return chosen[:, 0], candidates.gather(1, best)[:, 0]
-        if model.shape.has_late_return:
-            x = model.add_return(x, returns)
-        return model.actions_at(x), returns
+    def _act(self, rows: slice, states: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """States (n, S) and returns (n, 1) -> actions (n, A) and the returns that they follow (n, 1)."""
+        model, last = self.model, self.model.shape.tokens_per_step
+        values = {"action": self.actions[rows], "return": returns, "state": states}
+        if model.shape.conditioning == "max-return":  # the state first: its output predicts the return
+            at_state = self._newest(rows, self._embed(values, last - 1), last - 1)  # (n, 1, D)
+            cap = model.return_cap[self.timestep]
+            returns = (returns * model.best_returns_at(at_state[:, 0], self.timestep)).clamp(max=cap)
+            token = model.embed_norm(model.embed_return(returns) + model.embed_timestep.weight[self.timestep])
+            x = self._newest(rows, token[:, None], last)
+        else:
+            x = self._newest(rows, self._embed(values, last), last)  # (n, 1, D)
+        return model.actions_at(x[:, 0]), returns
 
-    def _embed(self, rows: slice, states: Tensor, returns: Tensor) -> Tensor:
-        """The new tokens (n, M, D): T, or one fewer at the first step, which has no previous action."""
+    def _embed(self, values: Mapping[str, Tensor], end: int) -> Tensor:
+        """The first ``end`` of the step's new tokens (n, M, D): one fewer at the first step, without a last action."""
         model, t = self.model, self.timestep
         time = model.embed_timestep.weight
-        tokens = [model.embed_state(states) + time[t]]
-        if model.shape.has_return_token:
-            tokens.insert(0, model.embed_return(returns) + time[t])
+        tokens = [model.embed(kind, values[kind]) + time[t] for kind in model.shape.kinds[: end - 1]]
         if t:
-            tokens.insert(0, model.embed_action(self._actions[rows]) + time[t - 1])
+            tokens.insert(0, model.embed_action(values["action"]) + time[t - 1])
         return model.embed_norm(torch.stack(tokens, dim=1))
 
     def _zeros(self, *entries: int) -> Tensor:
@@ -148,8 +136,12 @@ class Inference(ABC):
         """Prepare the caches for the tokens of the next step."""
 
     @abstractmethod
-    def _newest(self, rows: slice, x: Tensor) -> Tensor:
-        """New tokens (n, M, D) -> the output of the last block at the newest state token (n, 1, D)."""
+    def _newest(self, rows: slice, x: Tensor, end: int) -> Tensor:
+        """New tokens (n, M, D) -> the output of the last block at the newest of them (n, 1, D).
+
+        They are those of the step's T tokens (the last action first) that come before number ``end``, counted from 0,
+        and are not in the caches yet.
+        """
 
 
 class WindowInference(Inference):
@@ -160,10 +152,11 @@ class WindowInference(Inference):
     step, the top layer for the newest state token only.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int, critic: TwinCritic | None = None) -> None:
-        super().__init__(model, num_rows, critic)
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+        super().__init__(model, num_rows)
         shape = model.shape
-        self._length = shape.tokens_per_step * shape.context - 1
+        self._per_step = shape.tokens_per_step
+        self._length = self._per_step * shape.context - 1
         capacity = 3 * self._length  # so that the window is rarely moved back to the front
         self._end = 0
         self._tokens = self._zeros(capacity, shape.width)  # (N, capacity, D)
@@ -178,26 +171,26 @@ class WindowInference(Inference):
         self._projected = [_keep_rows(cache, rows, num_rows) for cache in self._projected]
 
     def _make_room(self) -> None:
-        num_new = self.model.shape.tokens_per_step - (self.timestep == 0)
+        num_new = self._per_step - (self.timestep == 0)
         if self._end + num_new > self._tokens.shape[1]:
             last = slice(self._end - self._length, self._end)
             self._tokens[:, : self._length] = self._tokens[:, last]
             for cache in self._projected:
                 cache[:, :, : self._length] = cache[:, :, last]
             self._end = self._length
-        self._new = slice(self._end, self._end + num_new)
         self._end += num_new
-        self._window = slice(max(0, self._end - self._length), self._end)
 
-    def _newest(self, rows: slice, x: Tensor) -> Tensor:
+    def _newest(self, rows: slice, x: Tensor, end: int) -> Tensor:
         *below, top = self.blocks
-        self._tokens[rows, self._new] = x
-        window = self._tokens[rows, self._window]  # (n, L, D)
+        stop = self._end - self._per_step + end
+        new, within = slice(stop - x.shape[1], stop), slice(max(0, self._end - self._length), stop)
+        self._tokens[rows, new] = x
+        window = self._tokens[rows, within]  # (n, L, D)
         if self._first is not None:
             block = below.pop(0)
-            for cache, new in zip(self._projected, self._first.project(block.attention_norm(x)), strict=True):
-                cache[rows, :, self._new] = new  # (N, H, capacity, P)
-            q, k, v = (cache[rows, :, self._window] for cache in self._projected)  # (n, H, L, P)
+            for cache, projected in zip(self._projected, self._first.project(block.attention_norm(x)), strict=True):
+                cache[rows, :, new] = projected  # (N, H, capacity, P)
+            q, k, v = (cache[rows, :, within] for cache in self._projected)  # (n, H, L, P)
             window = block.finish(window, self._first.attend(q, k, v, seen=None))
         x = window
         for block in below:
@@ -216,8 +209,8 @@ class StreamingInference(Inference):
     left the window.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int, critic: TwinCritic | None = None) -> None:
-        super().__init__(model, num_rows, critic)
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+        super().__init__(model, num_rows)
         self._memories = [_memory_of(block, model.shape, num_rows) for block in self.blocks]
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
@@ -229,12 +222,12 @@ class StreamingInference(Inference):
         for memory in self._memories:
             memory.make_room(self.timestep)
 
-    def _newest(self, rows: slice, x: Tensor) -> Tensor:
+    def _newest(self, rows: slice, x: Tensor, end: int) -> Tensor:
         *below, top = self.blocks
         *memories, top_memory = self._memories
         for block, memory in zip(below, memories, strict=True):
-            x = block.finish(x, memory.attend(rows, block.attention_norm(x), positions=None))
-        return top.finish(x[:, LAST], top_memory.attend(rows, top.attention_norm(x), positions=LAST))
+            x = block.finish(x, memory.attend(rows, block.attention_norm(x), end, positions=None))
+        return top.finish(x[:, LAST], top_memory.attend(rows, top.attention_norm(x), end, positions=LAST))
 
 
 class _SoftmaxMemory:
@@ -251,15 +244,14 @@ class _SoftmaxMemory:
         self._masks: dict[int, Tensor] = {}
 
     def make_room(self, timestep: int) -> None:
-        begin = self._per_step * (timestep % self.context)
-        self._new = slice(begin if timestep else 1, begin + self._per_step)
+        self._begin = self._per_step * (timestep % self.context)
         number = min(timestep, self.context + timestep % self.context)  # from step K on, the masks repeat
         if number not in self._masks:
             self._masks[number] = self._mask(timestep).to(self._keys.device)
-        self._seen = self._masks[number]  # (M, ring)
+        self._seen = self._masks[number]  # (T, ring)
 
     def _mask(self, timestep: int) -> Tensor:
-        """(M, ring) bool, True where a new token attends to a token in the ring."""
+        """(T, ring) bool, True where a new token attends to a token in the ring."""
         slot, num_steps = timestep % self.context, min(timestep + 1, self.context)
         own = slice(self._per_step * slot, self._per_step * (slot + 1))
         # The slot of the oldest step starts with the action before that step, which is not in the window. Step 0 has no
@@ -269,13 +261,15 @@ class _SoftmaxMemory:
         seen[:, : self._per_step * num_steps] = True
         seen[:, self._per_step * oldest] = False
         seen[:, own] &= torch.ones(self._per_step, self._per_step, dtype=torch.bool).tril()
-        return seen[0 if timestep else 1 :]
+        return seen
 
-    def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
-        """New tokens (n, M, D), normalized -> the layer's output at the chosen positions."""
+    def attend(self, rows: slice, x: Tensor, end: int, *, positions: slice | None) -> Tensor:
+        """New tokens (n, M, D) before token ``end`` of the slot, normalized -> the output at the chosen positions."""
         q, k, v = self.layer.project(x)
-        self._keys[rows, :, self._new], self._values[rows, :, self._new] = k, v
-        seen = self._seen
+        first = end - x.shape[1]
+        new = slice(self._begin + first, self._begin + end)
+        self._keys[rows, :, new], self._values[rows, :, new] = k, v
+        seen = self._seen[first:end]
         if positions is not None:
             q, seen = q[:, :, positions], seen[positions]
         return self.layer.attend(q, self._keys[rows], self._values[rows], seen=seen)
@@ -294,19 +288,18 @@ class _PrimalMemory:
         self._ring = self._total.new_zeros(num_rows, self._per_step * self.context, layer.width)
 
     def make_room(self, timestep: int) -> None:
-        begin = self._per_step * (timestep % self.context)
-        self._new = slice(begin if timestep else 1, begin + self._per_step)
+        self._begin = begin = self._per_step * (timestep % self.context)
         if timestep >= self.context:  # the oldest step leaves: its slot without the action before it, and its action
             leaving = [(begin + 1 + i) % self._ring.shape[1] for i in range(self._per_step)]
             state = PrimalState(self._total, self._count, None).without(self._ring[:, leaving])
             self._total, self._count, _ = state
 
-    def attend(self, rows: slice, x: Tensor, *, positions: slice | None) -> Tensor:
-        """New tokens (n, M, D), normalized -> the layer's output at the chosen positions."""
+    def attend(self, rows: slice, x: Tensor, end: int, *, positions: slice | None) -> Tensor:
+        """New tokens (n, M, D) before token ``end`` of the slot, normalized -> the output at the chosen positions."""
         state = PrimalState(self._total[rows], self._count[rows], None)
         hidden, state = self.layer.advance(x, state, positions=positions)
         self._total[rows], self._count[rows] = state.total, state.num_tokens
-        self._ring[rows, self._new] = x.to(self._ring.dtype)
+        self._ring[rows, self._begin + end - x.shape[1] : self._begin + end] = x.to(self._ring.dtype)
         return hidden
 
     def keep(self, rows: Tensor, num_rows: int) -> None:

@@ -74,8 +74,8 @@ def make_optimizers(model: DecisionTransformer, config: OptimizerConfig) -> list
     """Create AdamW for all parameters, or Muon for the blocks' weight matrices and AdamW for the rest."""
     matrices: list[Tensor] = []
     if config.optimizer == "muon":
-        modules = (module for part in model.matrix_parts for module in part.modules())
-        matrices = [module.weight for module in modules if isinstance(module, nn.Linear)]
+        linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+        matrices = [linear.weight for linear in linears]
     taken = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in taken]
     fused = rest[0].device.type in ("cpu", "cuda")

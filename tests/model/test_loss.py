@@ -75,7 +75,7 @@ def test_predicted_returns_are_compared_in_units_of_the_data() -> None:
         {"attention": "primal-plus"},
         {"attention": "softmax"},
         {"attention": "primalformer"},
-        {"late_return": True, "action_loss": "gaussian"},
+        {"action_loss": "gaussian", "action_dropout": 0.5},
         {"conditioning": "max-return"},
         {"conditioning": "none"},
     ],

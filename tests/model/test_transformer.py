@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primal_dt.attention import model_spectra
-from primal_dt.model.transformer import ATTENTION_STACKS, Conditioning
+from primal_dt.model.transformer import ATTENTION_STACKS
 
 from .small import BATCH, HIGH, LOW, SHAPE, STEPS, make_batch, make_model, part_of, random_model
 
@@ -28,30 +28,48 @@ def test_predictions_are_causal(attention: str, changed: int) -> None:
         assert torch.equal(moved, torch.arange(STEPS) >= first_moved), name
 
 
-@pytest.mark.parametrize("conditioning", ["return", "none", "max-return"])
 @pytest.mark.parametrize("changed", range(STEPS))
-def test_without_return_tokens_a_return_affects_its_own_step(conditioning: Conditioning, changed: int) -> None:
-    """Tokens are (s, a): step t sees s up to t, actions before t, and R of step t only, if there is one."""
-    shape = replace(SHAPE, conditioning=conditioning, late_return=conditioning == "return")
-    model, batch = random_model(shape, 0.3, torch.float64), make_batch()
+def test_cloning_sees_states_and_past_actions(changed: int) -> None:
+    """Tokens are (s, a): step t sees s up to t and actions before t, and no return."""
+    model, batch = random_model(replace(SHAPE, conditioning="none"), 0.3, torch.float64), make_batch()
     assert model.tokens(batch).shape[1] == 2 * STEPS
-    original = model(batch)
-    after = torch.arange(STEPS) >= changed
-    has_return = torch.tensor(conditioning != "none")
-    moved = {
-        "returns_to_go": (torch.arange(STEPS) == changed) & has_return,
-        "states": after,
-        "actions": torch.arange(STEPS) > changed,
-    }
-    for name, expected in moved.items():
-        tensor = getattr(batch, name).clone()
-        tensor[:, changed] += 1.0
-        other = model(replace(batch, **{name: tensor}))
-        assert torch.equal((other.actions != original.actions).any(-1).any(0), expected), name
-        if conditioning == "max-return":  # the prediction does not see the return that it predicts
-            assert other.best_returns is not None
-            predicted = (other.best_returns != original.best_returns).any(-1).any(0)
-            assert torch.equal(predicted, expected if name != "returns_to_go" else torch.zeros(STEPS, dtype=torch.bool))
+    steps = torch.arange(STEPS)
+    expected = {"returns_to_go": steps > STEPS, "states": steps >= changed, "actions": steps > changed}
+    original = model(batch).actions
+    for name, moved in expected.items():
+        other = model(replace(batch, **{name: moved_at(getattr(batch, name), changed)})).actions
+        assert torch.equal((other != original).any(-1).any(0), moved), name
+
+
+@pytest.mark.parametrize("changed", range(STEPS))
+def test_predicted_returns_do_not_see_themselves(changed: int) -> None:
+    """Tokens are (s, R, a): the action at step t sees s and R up to t, the prediction of R only R before t."""
+    model, batch = random_model(replace(SHAPE, conditioning="max-return"), 0.3, torch.float64), make_batch()
+    steps, original = torch.arange(STEPS), model(batch)
+    before, after = steps > changed, steps >= changed
+    expected = {"returns_to_go": (after, before), "states": (after, after), "actions": (before, before)}
+    for name, moved in expected.items():
+        other = model(replace(batch, **{name: moved_at(getattr(batch, name), changed)}))
+        assert other.best_returns is not None
+        assert original.best_returns is not None
+        assert torch.equal((other.actions != original.actions).any(-1).any(0), moved[0]), name
+        assert torch.equal((other.best_returns != original.best_returns).any(-1).any(0), moved[1]), name
+
+
+def moved_at(tensor: torch.Tensor, step: int) -> torch.Tensor:
+    """The tensor (B, K, ...) with other values at one step."""
+    other = tensor.clone()
+    other[:, step] += 1.0
+    return other
+
+
+def test_hidden_actions_are_hidden_in_training_only() -> None:
+    """In a training window that hides them, no prediction depends on past actions."""
+    model, batch = random_model(replace(SHAPE, action_dropout=0.999), 0.3, torch.float64), make_batch()
+    other = replace(batch, actions=batch.actions + 1)
+    assert not torch.equal(model(batch).actions, model(other).actions)
+    model.train()
+    assert torch.equal(model(batch).actions, model(other).actions)
 
 
 def test_spreads_depend_on_state_and_return_within_bounds() -> None:
@@ -78,7 +96,7 @@ def test_the_pruned_top_layer_equals_the_full_one(attention: str) -> None:
         x, objective = block(x, valid, with_objective=True)
         if objective is not None:
             objectives[number] = objective
-    full = model.actions_at(x[:, model.shape.state_positions])
+    full = model.actions_at(x[:, 1::3])
     assert pruned.objectives.keys() == objectives.keys()
     weight = torch.randn_like(full[batch.valid])
     results = []

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from primal_dt.data.sampler import Batch
-from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import ATTENTION_STACKS, Block, DecisionTransformer
 from primal_dt.policy.inference import (
-    CANDIDATES,
     Inference,
     InferenceMode,
     StreamingInference,
@@ -55,80 +53,52 @@ def play(inference: Inference) -> Tensor:
 
 
 @torch.inference_mode()
-def by_windows(model: DecisionTransformer, actions: Tensor) -> Tensor:
-    """The last action that the model predicts from the window of each step, (N, T, A)."""
+def by_windows(model: DecisionTransformer, actions: Tensor, returns: Tensor = RETURNS, what: str = "actions") -> Tensor:
+    """The last action, or return, that the model predicts from the window of each step, (N, T, A)."""
     predicted = []
     for t in range(NUM_STEPS):
         window = slice(max(0, t + 1 - model.shape.context), t + 1)
         timesteps = torch.arange(NUM_STEPS)[window].expand(NUM_ROWS, -1)
         valid = torch.ones_like(timesteps, dtype=torch.bool)
-        batch = Batch(STATES[:, window], actions[:, window], RETURNS[:, window], timesteps, valid)
-        predicted.append(model(batch).actions[:, -1])
+        batch = Batch(STATES[:, window], actions[:, window], returns[:, window], timesteps, valid)
+        predicted.append(getattr(model(batch), what)[:, -1])
     return torch.stack(predicted, 1)
 
 
-OTHER_LAYOUTS: list[dict[str, Any]] = [
-    {"late_return": True},
-    {"late_return": True, "action_loss": "gaussian"},
-    {"conditioning": "none"},
-]
-
-
-@pytest.mark.parametrize("change", OTHER_LAYOUTS)
-@pytest.mark.parametrize("attention", ["primal-plus", "softmax"])
-def test_window_mode_is_exact_without_return_tokens(attention: str, change: dict[str, Any]) -> None:
-    model = make(attention, **change)
+@pytest.mark.parametrize("attention", ["primal-plus", "softmax", "linear"])
+def test_window_mode_is_exact_without_returns(attention: str) -> None:
+    model = make(attention, conditioning="none")
     actions = play(make_inference("window", model, NUM_ROWS))
     torch.testing.assert_close(actions, by_windows(model, actions), atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("mode", ["window", "streaming"])
-def test_predicted_returns_are_followed_up_to_the_cap(mode: InferenceMode) -> None:
-    """The action is that of the model at the return that it predicts at the newest state, or at the cap."""
-    model = make(context=NUM_STEPS, conditioning="max-return")
-    predictions = torch.stack([step[1] for step in followed(make_inference(mode, model, NUM_ROWS))], 1)
-    model.return_cap.fill_(float(predictions.median()))
-    steps = followed(make_inference(mode, model, NUM_ROWS))
-    actions, returns = (torch.stack([step[i] for step in steps], 1) for i in range(2))
-    assert torch.equal(returns.max(), model.return_cap[0])
+@pytest.mark.parametrize(
+    ("mode", "context", "num_layers"),
+    [("window", 4, 3), ("window", 1, 2), ("window", NUM_STEPS, 3), ("streaming", 5, 1), ("streaming", NUM_STEPS, 3)],
+)
+@pytest.mark.parametrize("attention", ["primal-plus", "softmax"])
+def test_predicted_returns_are_followed(mode: InferenceMode, attention: str, context: int, num_layers: int) -> None:
+    """The model predicts the return at the newest state. The action is that for this return, at most the cap.
+
+    Where streaming is exact: in the first window, or with one layer.
+    """
+    model = make(attention, context=context, num_layers=num_layers, conditioning="max-return")
+    model.return_cap.fill_(float(followed(make_inference(mode, model, NUM_ROWS))[1].median()))
+    actions, returns = followed(make_inference(mode, model, NUM_ROWS))
+    assert returns.max() == model.return_cap[0]
     assert (returns < model.return_cap[0]).any()
-    timesteps = torch.arange(NUM_STEPS).expand(NUM_ROWS, -1)
-    batch = Batch(STATES, actions, returns, timesteps, torch.ones_like(timesteps, dtype=torch.bool))
-    with torch.inference_mode():
-        output = model(batch)
-    assert output.best_returns is not None
-    torch.testing.assert_close(returns, output.best_returns.clamp(max=model.return_cap[0]), atol=2e-5, rtol=0)
-    torch.testing.assert_close(actions, output.actions, atol=2e-5, rtol=0)
+    predicted = by_windows(model, actions, returns, what="best_returns").clamp(max=model.return_cap[0])
+    torch.testing.assert_close(returns, predicted, atol=2e-5, rtol=0)
+    torch.testing.assert_close(actions, by_windows(model, actions, returns), atol=2e-5, rtol=0)
 
 
 @torch.inference_mode()
-def followed(inference: Inference) -> list[tuple[Tensor, Tensor]]:
-    """Actions and the returns-to-go that they follow, by step."""
-    return [
-        (inference.step(STATES[:, t], RETURNS[:, t], TILES).clone(), inference.returns.clone())
-        for t in range(NUM_STEPS)
-    ]
-
-
-@pytest.mark.parametrize("mode", ["window", "streaming"])
-def test_the_critic_chooses_the_action_of_the_largest_value(mode: InferenceMode) -> None:
-    model = make(context=NUM_STEPS, late_return=True)
-    torch.manual_seed(0)
-    critic = TwinCritic(model.shape)
-    steps = followed(make_inference(mode, model, NUM_ROWS, critic=critic))
-    actions, returns = (torch.stack([step[i] for step in steps], 1) for i in range(2))
-    timesteps = torch.arange(NUM_STEPS).expand(NUM_ROWS, -1)
-    valid = torch.ones_like(timesteps, dtype=torch.bool)
-    with torch.inference_mode():
-        every = torch.stack(
-            [model(Batch(STATES, actions, RETURNS * c, timesteps, valid)).actions for c in CANDIDATES], 2
-        )  # (N, T, C, A)
-        best = critic.least(STATES[:, :, None].expand(-1, -1, len(CANDIDATES), -1), every).argmax(-1)
-    factors = torch.tensor(CANDIDATES)[best]
-    assert len(factors.unique()) > 1
-    torch.testing.assert_close(returns[..., 0], RETURNS[..., 0] * factors)
-    chosen = every.gather(2, best[..., None, None].expand(-1, -1, 1, 2))[:, :, 0]
-    torch.testing.assert_close(actions, chosen, atol=2e-5, rtol=0)
+def followed(inference: Inference) -> tuple[Tensor, Tensor]:
+    """The actions (N, T, A) and the predicted returns-to-go that they follow (N, T, 1)."""
+    ones = torch.ones(NUM_ROWS, 1)
+    steps = [(inference.step(STATES[:, t], ones, TILES).clone(), inference.returns.clone()) for t in range(NUM_STEPS)]
+    actions, returns = zip(*steps, strict=True)
+    return torch.stack(actions, 1), torch.stack(returns, 1)
 
 
 @pytest.mark.parametrize(("context", "num_layers"), [(1, 2), (2, 3), (4, 1), (5, 3)])
@@ -163,7 +133,7 @@ def streamed_slowly(model: DecisionTransformer, actions: Tensor) -> Tensor:
     """Streaming by its definition: layer by layer, for each token of the episode, over the tokens of its window."""
     time = model.embed_timestep.weight[:NUM_STEPS]
     kinds = [model.embed_state(STATES), model.embed_action(actions)]
-    if model.shape.has_return_token:
+    if model.shape.conditioning == "return":
         kinds.insert(0, model.embed_return(RETURNS))
     number = len(kinds)
     x = model.embed_norm(torch.stack([kind + time for kind in kinds], 2).flatten(1, 2))  # (N, number T, D)
@@ -176,15 +146,14 @@ def streamed_slowly(model: DecisionTransformer, actions: Tensor) -> Tensor:
             first = max(0, number * (step - model.shape.context + 1))
             hidden[:, token] = block.attention(normed[:, first : token + 1]).hidden[:, -1]
         x = block.finish(x, hidden)
-    x = x.unflatten(1, (NUM_STEPS, number))[:, :, -2]
-    return model.actions_at(model.add_return(x, RETURNS) if model.shape.has_late_return else x)
+    return model.actions_at(x.unflatten(1, (NUM_STEPS, number))[:, :, -2])
 
 
-@pytest.mark.parametrize("change", [{}, *OTHER_LAYOUTS])
+@pytest.mark.parametrize("conditioning", ["return", "none"])
 @pytest.mark.parametrize("context", [2, 5])
 @streamable_stacks
-def test_streaming_equals_its_definition(attention: str, context: int, change: dict[str, Any]) -> None:
-    model = make(attention, context=context, **change)
+def test_streaming_equals_its_definition(attention: str, context: int, conditioning: str) -> None:
+    model = make(attention, context=context, conditioning=conditioning)
     actions = play(make_inference("streaming", model, NUM_ROWS))
     torch.testing.assert_close(actions, streamed_slowly(model, actions), atol=2e-5, rtol=0)
 

@@ -11,9 +11,10 @@ import torch
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.trajectories import Trajectories, Trajectory
-from primal_dt.model.transformer import ModelShape
+from primal_dt.model.critic import TwinCritic
+from primal_dt.model.transformer import Conditioning, ModelShape
 from primal_dt.policy.inference import InferenceMode, WindowInference
-from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.policy.policy import CANDIDATES, DecisionTransformerPolicy
 from primal_dt.policy.tiles import Tiles
 from tests.conftest import SHAPE as SMALL_SHAPE
 from tests.model.small import random_model
@@ -76,11 +77,11 @@ def test_the_inputs_are_those_of_training(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_target_drops_by_the_rewards() -> None:
     policy = make()
     policy.reset([300.0, 50.0])
-    left = [policy.left.tolist()]
+    left = [policy.left[:, 0].tolist()]
     for reward in ([1.0, 10.0], [2.0, 20.0], [3.0, 30.0]):
         policy.act(np.zeros((2, 3)))
         policy.observe(reward)
-        left.append(policy.left.tolist())
+        left.append(policy.left[:, 0].tolist())
     assert left == [[300, 50], [299, 40], [297, 20], [294, -10]]
 
 
@@ -94,8 +95,10 @@ def test_the_target_drops_by_the_rewards() -> None:
         {"width": 128, "context": 10, "rank": 32, "attention": "primalformer"},
         {"width": 256, "num_heads": 4, "context": 20, "rank": 96},
         {"width": 48, "num_heads": 2, "context": 3, "rank": 4},
+        {"width": 128, "context": 10, "rank": 64, "conditioning": "none"},
+        {"width": 128, "context": 10, "rank": 64, "conditioning": "max-return"},
     ],
-    ids=["quick", "softmax", "primalformer", "paper", "heads of 24"],
+    ids=["quick", "softmax", "primalformer", "paper", "heads of 24", "cloning", "max-return"],
 )
 def test_actions_do_not_depend_on_other_rows(
     changes: dict[str, Any], mode: InferenceMode, set_threads: Callable[[int], None]
@@ -105,10 +108,11 @@ def test_actions_do_not_depend_on_other_rows(
     observations = np.random.default_rng(1).normal(size=(steps, count, 3))
     # Built once: with another number of threads its orthogonal weights would have other bits.
     model = random_model(replace(SHAPE, **changes), 0.2)
+    critic = TwinCritic(model.shape).eval() if model.shape.conditioning == "max-return" else None
 
     def act(rows: list[int], *, leave_after: int | None = None) -> np.ndarray:
         """The actions of some rows; rows divisible by 3 may finish early."""
-        policy, active = DecisionTransformerPolicy(model, UNITS, mode=mode), np.array(rows)
+        policy, active = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic), np.array(rows)
         policy.reset(10.0 * active)
         actions = np.full((steps, count, 2), np.nan, np.float32)
         for step in range(steps):
@@ -169,3 +173,66 @@ def test_too_many_steps_raise() -> None:
     play(policy, 12)
     with pytest.raises(ValueError, match=r"step 12 must be below max_timesteps \(12\)"):
         policy.act(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("mode", ["window", "streaming"])
+@pytest.mark.parametrize("conditioning", ["return", "max-return"])
+def test_the_critics_choose_the_action_of_the_largest_value(conditioning: Conditioning, mode: InferenceMode) -> None:
+    """Among those of policies that follow the candidates' targets alone, with the chosen actions in their histories."""
+    model = random_model(replace(SHAPE, conditioning=conditioning), 0.3)
+    torch.manual_seed(0)
+    critic = TwinCritic(model.shape).eval()
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+    alone = [DecisionTransformerPolicy(model, UNITS, mode=mode) for _ in CANDIDATES]
+    targets, random = np.array([300.0, -50.0]), np.random.default_rng(0)
+    policy.reset(targets)
+    for factor, single in zip(CANDIDATES, alone, strict=True):
+        single.reset(targets * factor)
+        single._candidates = np.array([factor]) if conditioning == "max-return" else np.ones(1)
+    seen = set()
+    for _ in range(8):
+        observations, rewards = random.normal(size=(2, 3)), random.normal(size=2) * 50
+        every = np.stack([single.act(observations) for single in alone], 1)  # (E, C, A)
+        states = torch.from_numpy(UNITS.states(observations.astype(np.float32)))
+        values = critic.least(states[:, None].expand(-1, len(CANDIDATES), -1), torch.from_numpy(every))
+        best = values.argmax(1).numpy()
+        np.testing.assert_allclose(policy.act(observations), every[np.arange(2), best], atol=1e-5)
+        if conditioning == "max-return":
+            predicted = [np.asarray(alone[i].predicted_returns)[row] for row, i in enumerate(best)]
+            np.testing.assert_allclose(np.asarray(policy.predicted_returns), predicted, rtol=1e-4)
+        for single in (policy, *alone):
+            single.observe(rewards)
+        for single in alone:  # what was done is what the critics chose
+            with torch.inference_mode():
+                single._inference.actions[:2] = torch.from_numpy(every[np.arange(2), best])
+        seen |= set(best.tolist())
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("conditioning", ["none", "max-return"])
+def test_policies_without_a_target_ignore_it(conditioning: Conditioning) -> None:
+    policy = make(shape=replace(SHAPE, conditioning=conditioning))
+    assert not policy.needs_target
+    actions = []
+    for targets in ([np.nan, np.nan], [100.0, -100.0]):
+        policy.reset(targets)
+        actions.append(policy.act(np.ones((2, 3))))
+        policy.observe([1.0, 2.0])
+    assert np.array_equal(actions[0], actions[1])
+    assert (policy.predicted_returns is None) == (conditioning == "none")
+
+
+def test_environments_that_end_keep_their_candidates_apart() -> None:
+    model = random_model(replace(SHAPE, conditioning="max-return"), 0.3)
+    torch.manual_seed(0)
+    critic = TwinCritic(model.shape).eval()
+    both, one = (DecisionTransformerPolicy(model, UNITS, critic=critic) for _ in range(2))
+    both.reset([0.0, 0.0])
+    one.reset([0.0])
+    states = np.random.default_rng(0).normal(size=(6, 2, 3))
+    for step, pair in enumerate(states):
+        np.testing.assert_array_equal(both.act(pair if step < 3 else pair[1:])[-1:], one.act(pair[1:]))
+        both.observe([1.0] * (2 if step < 3 else 1))
+        one.observe([1.0])
+        if step == 2:
+            both.keep(np.array([False, True]))

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from primal_dt.training.distributed import choose_device
 from tests.training.test_trainer import WITHOUT_DROPOUT, make, weights
 
 ROOT = Path(__file__).parents[2]
-LATE = replace(WITHOUT_DROPOUT, late_return=True)
 RUNS: list[tuple[ModelShape, dict[str, Any]]] = [
     (WITHOUT_DROPOUT, {"batch_size": 7}),
     (WITHOUT_DROPOUT, {"batch_size": 7, "accumulate": 2}),
-    (LATE, {"batch_size": 7, "critic_weight": 0.5}),
+    (WITHOUT_DROPOUT, {"batch_size": 7, "critic_weight": 0.5}),
 ]
 SCRIPT = """
 import json, sys

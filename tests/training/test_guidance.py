@@ -14,7 +14,7 @@ from primal_dt.training.guidance import Guidance, ValueRange, value_range, windo
 from tests.conftest import SHAPE
 
 GAMMA = 0.8
-LATE = replace(SHAPE, late_return=True, dropout=0.0)
+MODEL = replace(SHAPE, dropout=0.0)
 
 
 def chain(length: int = 5, count: int = 8) -> Trajectories:
@@ -71,7 +71,7 @@ def test_a_mean_value_far_outside_the_data_is_beyond() -> None:
     assert not any(map(values.is_beyond, (-50.0, 0.0, 70.0)))
     assert all(map(values.is_beyond, (-51.0, 71.0, float("nan"))))
     assert values.scale == 30.0
-    guidance = Guidance(DecisionTransformer(LATE), weight=1.0, values=values, reward_scale=1.0)
+    guidance = Guidance(DecisionTransformer(MODEL), weight=1.0, values=values, reward_scale=1.0)
     assert guidance.problem({"critic/value": 69.0}) is None
     assert "diverged" in str(guidance.problem({"critic/value": 71.0}))
 
@@ -83,7 +83,7 @@ def test_critics_learn_the_values_of_a_chain() -> None:
     ends = np.ones(len(data.lengths), np.bool_)
     sampler = WindowSampler(data, units, context=3, batch_size=32, seed=0, is_terminated=ends)
     torch.manual_seed(0)
-    model = DecisionTransformer(replace(LATE, context=3))
+    model = DecisionTransformer(replace(MODEL, context=3))
     options = {"discount": GAMMA, "average": 0.1, "lr": 3e-3}
     guidance = Guidance(model, weight=1.0, values=value_range(data, GAMMA), reward_scale=1.0, **options)
     for step in range(200):
@@ -102,7 +102,7 @@ def test_critics_learn_the_values_of_a_chain() -> None:
 def test_guidance_moves_actions_to_larger_values() -> None:
     """The gradient of the term with respect to the actions is along that of the first or the second critic."""
     torch.manual_seed(0)
-    guidance = Guidance(DecisionTransformer(LATE), weight=2.0, values=ValueRange(0.0, 1.0), reward_scale=1.0)
+    guidance = Guidance(DecisionTransformer(MODEL), weight=2.0, values=ValueRange(0.0, 1.0), reward_scale=1.0)
     batch = batch_of([[1.0, 2.0, 4.0]], [2], [False])
     batch = replace(batch, states=torch.randn(1, 3, 3))
     for i in range(2):
