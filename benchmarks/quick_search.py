@@ -34,6 +34,7 @@ from tqdm import tqdm
 from benchmarks.measure import time_interleaved
 from benchmarks.program import run_program
 from envs.datasets.load import load_dataset
+from envs.tasks import ENVIRONMENTS
 from primal_dt.config import PRESETS
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.model.loss import Objective
@@ -71,7 +72,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "context 1": {"context": 1, "batch_size": 640},
 }
 """Name -> flags that change the present ``quick``."""
-ENVIRONMENTS = ("hopper", "halfcheetah", "walker2d")
 COLUMNS = ("round", "setting", "dataset", "seed", "steps", "score", "sensitivity", "action_mse", "commit")
 MULTIPLE = 100
 """Numbers of steps are multiples of this, the interval of logging points."""
@@ -141,19 +141,24 @@ def step_times(path: Path) -> dict[str, float]:
             seed=0,
         )
         trainer = Trainer(
-            DecisionTransformer(dataset.model_shape(config.model)),
+            DecisionTransformer(dataset.model_shape(config.model)).train(),
             sampler,
             replace(config.optimizer, steps=10**9),
             objective=Objective(eta=config.model.eta),
             seed=0,
             log_every_steps=1,
         )
-        calls[setting] = partial(next, iter(trainer))
+        calls[setting] = partial(update, trainer)
     timings = time_interleaved(calls, seconds=1.0, device=torch.device("cpu"))
     times = {setting: timing.median for setting, timing in timings.items()}
     with atomic_write(path) as file:
         file.write(json.dumps(times, indent=1).encode())
     return times
+
+
+def update(trainer: Trainer) -> None:
+    """Perform one training step, with the batch that belongs to it."""
+    trainer.update(trainer.sampler.batch(trainer.step))
 
 
 def train(line: dict[str, Any], config: Config) -> dict[str, Any]:
@@ -164,6 +169,7 @@ def train(line: dict[str, Any], config: Config) -> dict[str, Any]:
     command += ["--dataset", line["dataset"], "--seed", str(line["seed"]), "--steps", steps, "--threads", "1"]
     command += ["--eval-every-steps", steps, "--save-every-steps", steps, "--spectrum-every-steps", "0"]
     command += ["--log-every-steps", str(MULTIPLE), "--eval-episodes", str(config.episodes)]
+    command += ["--targets", str(ENVIRONMENTS[line["dataset"].split("/")[1]].targets[0])]  # the headline target only
     command += ["--out", str(config.runs), "--name", name]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
