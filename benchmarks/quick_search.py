@@ -21,11 +21,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -225,8 +226,15 @@ def survivors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return [PRESENT, *ranked[:NUM_SURVIVORS]]
 
 
-def run_round(round_: Round, settings: Sequence[str], times: Mapping[str, float], config: Config) -> Iterator[None]:
+def run_round(round_: Round, settings: Sequence[str], times: Mapping[str, float], config: Config) -> None:
     """Run what has no result yet in a round, and save each result as it finishes."""
+    lock = Lock()
+
+    def run(line: dict[str, Any]) -> None:
+        result = train(line, config)
+        with lock:
+            append(config.out, result)
+
     done = {identity(line) for line in read(config.out)}
     lines = [
         {
@@ -241,10 +249,9 @@ def run_round(round_: Round, settings: Sequence[str], times: Mapping[str, float]
         for setting in settings
     ]
     with ThreadPoolExecutor(config.jobs) as pool:
-        futures = [pool.submit(train, line, config) for line in lines if identity(line) not in done]
+        futures = [pool.submit(run, line) for line in lines if identity(line) not in done]
         for future in tqdm(as_completed(futures), total=len(futures), desc=f"round {round_.number}", disable=None):
-            append(config.out, future.result())
-            yield
+            future.result()
 
 
 def main(config: Config) -> None:
@@ -253,8 +260,7 @@ def main(config: Config) -> None:
     print(f"the present quick: {json.dumps(asdict(PRESETS['quick'][1].model))}")
     for round_ in ROUNDS:
         settings = list(SETTINGS) if round_.number == 1 else survivors(read(config.out))
-        for _ in run_round(round_, settings, times, config):
-            pass
+        run_round(round_, settings, times, config)
         means = scores(read(config.out), round_.number)
         rows = [[setting, f"{mean:.1f}", f"{1000 * times[setting]:.0f}"] for setting, mean in means.items()]
         print(f"\n{format_table([f'round {round_.number}', 'score', 'ms per step'], rows)}")

@@ -47,9 +47,10 @@ def test_an_interrupted_round_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(quick_search, "train", train)
     config, times = Config(jobs=1, out=tmp_path / "results.csv"), {PRESENT: 0.1, "context 2": 0.3}
     with pytest.raises(KeyboardInterrupt):
-        list(run_round(ROUNDS[0], list(times), times, config))
-    assert len(read(config.out)) == 1
-    list(run_round(ROUNDS[0], list(times), times, config))
+        run_round(ROUNDS[0], list(times), times, config)
+    assert len(read(config.out)) == 3  # all but the run that failed
+    run_round(ROUNDS[0], list(times), times, config)
+    assert len(started) == 5
     assert len(read(config.out)) == 2 * len(ROUNDS[0].datasets)
     assert {(row["setting"], row["dataset"]) for row in read(config.out)} == {
         (setting, dataset) for setting in times for dataset in ROUNDS[0].datasets
