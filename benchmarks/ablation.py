@@ -3,16 +3,14 @@
 Every variant trains in its own process. The processes make one step each in turn, as in ``benchmarks.train``.
 """
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.program import run_program
+from benchmarks.program import run_program, save_report
 from benchmarks.workers import ours, quartiles, take_turns, working, write_episodes
-from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
 WITHOUT = {
@@ -56,7 +54,8 @@ def main(config: Config) -> None:
     """Measure, print, save."""
     jobs = [ours("primal-plus", name=AS_IT_IS)]
     jobs += [ours("primal-plus", name=name, without=name) for name in config.without]
-    measured = {}
+    measured: dict[int, dict[str, list[float]]] = {}
+    tables = []
     with tempfile.TemporaryDirectory(prefix="primal-dt-benchmark-") as folder:
         data = Path(folder) / "episodes.npz"
         write_episodes(data)
@@ -65,10 +64,10 @@ def main(config: Config) -> None:
             shape = {"width": width, "num_heads": num_heads, "context": config.context}
             with working(jobs, data, threads=config.threads, **shape) as workers:
                 measured[width] = take_turns(workers, config.steps, f"width {width}")
-            print(table(measured[width], f"width {width}, K {config.context}") + "\n", flush=True)
-    with atomic_write(config.out / "ablation.json") as file:
-        content = {"torch": torch.__version__, "threads": config.threads, "context": config.context}
-        file.write(json.dumps({**content, "seconds": measured}, indent=1).encode())
+            tables.append(table(measured[width], f"width {width}, K {config.context}"))
+            print(tables[-1] + "\n", flush=True)
+    raw = {"threads": config.threads, "context": config.context, "steps": config.steps, "seconds": measured}
+    save_report(config.out / "ablation.json", "\n\n".join(tables), raw)
     print(f"Saved ablation.json in {config.out}")
 
 

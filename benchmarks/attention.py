@@ -5,20 +5,18 @@ layers are timed alternately in one process. Memory is the peak resident memory 
 Each memory value is measured in a fresh process, whose malloc returns memory to the system as soon as it is freed.
 """
 
-import csv
 import importlib.util
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.measure import Timing, large_matrix_product, peak_memory_mib, run_alone, time_interleaved
-from benchmarks.program import check_device, run_program
+from benchmarks.program import check_device, run_program, save_report
 from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
 from primal_dt.system.table import format_table
 
@@ -40,7 +38,7 @@ class Config:
     device: str = "cpu"
     """Torch device, for example cpu or cuda."""
     out: Path = Path("runs/benchmarks/attention")
-    """Folder for attention.csv, attention.png and attention.md."""
+    """Folder for attention.json and attention.png."""
 
 
 @dataclass(frozen=True)
@@ -238,20 +236,16 @@ def findings(columns: Sequence[Column]) -> Iterator[str]:
         )
 
 
-def save_csv(columns: Sequence[Column], path: Path) -> None:
-    """Save a CSV file with one line per cell."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["kind", "causal", "tokens", "median_s", "lower_quartile_s", "upper_quartile_s", "calls", "peak_memory_mib"]
-        )
-        for cell in (cell for column in columns for cell in column.cells):
-            t = cell.timing
-            times = (
-                ["does not fit", "", "", ""] if t is None else [t.median, t.lower_quartile, t.upper_quartile, t.calls]
-            )
-            memory = "" if cell.memory_mib is None else cell.memory_mib
-            writer.writerow([cell.variant.label, cell.variant.causal, cell.length, *times, memory])
+def cells_of(columns: Sequence[Column]) -> Iterator[dict[str, Any]]:
+    """The raw results, one for each layer and length. Times are None where the layer does not fit into memory."""
+    for cell in (cell for column in columns for cell in column.cells):
+        yield {
+            "kind": cell.variant.label,
+            "causal": cell.variant.causal,
+            "tokens": cell.length,
+            "seconds": None if cell.timing is None else asdict(cell.timing),
+            "peak_memory_mib": cell.memory_mib,
+        }
 
 
 def save_plot(columns: Sequence[Column], path: Path) -> None:
@@ -302,11 +296,7 @@ def machine(device: torch.device) -> str:
     where = f"{threads} CPU thread{'s' if threads > 1 else ''} ({torch.backends.cpu.get_cpu_capability()})"
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32; "
-        f"commit {commit.stdout.strip() or 'unknown'}"
-    )
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {where}, float32"
 
 
 def note_progress(text: str) -> None:
@@ -328,7 +318,7 @@ def check(config: Config) -> None:
     check_device(config.device)
     try:
         config.out.mkdir(parents=True, exist_ok=True)
-        (config.out / "attention.csv").touch()
+        (config.out / "attention.json").touch()
     except OSError as error:
         sys.exit(f"--out must be a writable folder, not {config.out}: {error.strerror}")
 
@@ -346,16 +336,15 @@ def main(config: Config) -> None:
     try:
         for column in measure(config, device, note_progress):
             columns.append(column)
-            report = "\n\n".join([heading, *tables(columns), "\n".join(findings(columns))])
-            save_csv(columns, config.out / "attention.csv")
-            (config.out / "attention.md").write_text(report + "\n")
+            report = "\n\n".join([heading, *tables(columns), "\n".join(f"* {line}" for line in findings(columns))])
+            save_report(config.out / "attention.json", report, {"cells": list(cells_of(columns))})
             save_plot(columns, config.out / "attention.png")
     except KeyboardInterrupt:
         note_progress(f"interrupted after {len(columns)} of {len(config.lengths)} lengths\n")
     note_progress("")
     if report:
         print(report)
-        print(f"\nSaved attention.csv, attention.md and attention.png in {config.out}")
+        print(f"\nSaved attention.json and attention.png in {config.out}")
     if len(columns) < len(config.lengths):
         sys.exit(130)
 

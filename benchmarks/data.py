@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
-from benchmarks.program import run_program
+from benchmarks.program import run_program, save_report
 from envs.behavior.policies import load_policy
 from envs.behavior.record import run_episode
 from envs.datasets.load import load_dataset
@@ -43,6 +43,8 @@ class Config:
     """Number of measurements of each load."""
     record_seconds: float = 10.0
     """Seconds to record in each environment."""
+    out: Path = Path("runs/benchmarks")
+    """Folder for data.json."""
     sampler_seconds: float = 3.0
     """Seconds to time each sampler."""
 
@@ -145,8 +147,8 @@ def sampler_times(name: str, seconds: float) -> Iterator[list[str]]:
 def main(config: Config) -> None:
     """Measure the data layer and print the tables."""
     rates = list(record_rates(config.record_seconds))
-    print("Recording, one process\n")
-    print(format_table(["environment", "steps per second", "seconds per 100,000"], rates), flush=True)
+    report = ["Recording with the expert policies in one process:"]
+    report += [format_table(["environment", "steps per second", "seconds per 100,000"], rates)]
     task = task_of("HalfCheetah-v5")
     with tempfile.TemporaryDirectory(prefix="primal-dt-benchmark-") as folder:
         root = Path(folder)
@@ -156,11 +158,15 @@ def main(config: Config) -> None:
         write_minari("synthetic/noise-v0", episodes, task=task, algorithm="none", description="noise", metadata={})
         names = {"D4RL file": str(root / "synthetic.hdf5"), "Minari": "synthetic/noise-v0"}
         loads = list(load_times(names, root / "cache", config.rounds))
-        print(f"\nLoading {config.steps:,} transitions ({config.rounds} rounds)\n")
-        print(format_table(["load", "seconds", "range", "peak memory, MiB"], loads), flush=True)
+        report += [f"Loading {config.steps:,} transitions, each load in a fresh process, {config.rounds} rounds:"]
+        report += [format_table(["load", "seconds", "range", "peak memory, MiB"], loads)]
         times = list(sampler_times(names["D4RL file"], config.sampler_seconds))
-        print("\nSampling 64 windows of 20 steps from them\n")
-        print(format_table(["weighting", "milliseconds per batch", "quartiles"], times))
+        report += ["Drawing a batch of 64 windows of 20 steps from them:"]
+        report += [format_table(["weighting", "milliseconds per batch", "quartiles"], times)]
+    text = "\n\n".join(report)
+    print(text)
+    save_report(config.out / "data.json", text, {"record": rates, "load": loads, "sample": times})
+    print(f"\nSaved data.json in {config.out}")
 
 
 if __name__ == "__main__":

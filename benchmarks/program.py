@@ -1,15 +1,19 @@
 """Entry point shared by all benchmark programs."""
 
+import json
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import tyro
 
+from primal_dt.system.files import atomic_write
+from primal_dt.system.provenance import commit
 from primal_dt.system.terminal import begin_program, explain
 
-__all__ = ["check_device", "run_program"]
+__all__ = ["check_device", "run_program", "save_report"]
 
 ConfigT = TypeVar("ConfigT")
 
@@ -45,3 +49,20 @@ def check_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def save_report(path: Path, report: str, raw: Mapping[str, Any]) -> None:
+    """Save a report and the raw results behind it as JSON, with the commit and the machine.
+
+    ``benchmarks.publish`` copies such a file to benchmarks/results, and a page of the docs shows its report.
+    """
+    content = {
+        "commit": commit(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        **raw,
+        "report": report.splitlines(),
+    }
+    with atomic_write(path) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")

@@ -1,8 +1,9 @@
 """Collects the raw results of finished runs in benchmarks/results, and writes the tables of the docs from them.
 
 Give run folders to add their results: runs of ``train.py`` that ``evaluate.py`` has evaluated, and runs of
-``benchmarks.uea``. A run replaces an earlier one with the same settings and seed. Without folders, only the tables are
-written. A test checks that the pages have exactly the tables that these files give.
+``benchmarks.uea``. A run replaces an earlier one with the same settings and seed. Give files such as rollout.json to
+publish the reports of benchmarks. Without arguments, only the tables are written. A test checks that the pages have
+exactly the tables that these files give.
 """
 
 import json
@@ -16,7 +17,7 @@ import tyro
 
 from benchmarks.classify import RESULT
 from benchmarks.program import run_program
-from benchmarks.result_tables import TABLES
+from benchmarks.result_tables import SPEED, TABLES
 from primal_dt.evaluation.score import target_text
 from primal_dt.system.files import atomic_write
 from primal_dt.training.metrics_log import read_metrics
@@ -25,7 +26,11 @@ from primal_dt.training.run_folder import read_record
 __all__ = ["RESULTS", "policy_row", "render", "uea_row"]
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGES = ROOT / "benchmarks" / "results", (ROOT / "docs" / "results.md", ROOT / "README.md")
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "performance", "evaluation", "data")),
+)
 POLICIES, UEA = "policies.json", "uea.json"
 Row = dict[str, Any]
 
@@ -35,7 +40,7 @@ class Config:
     """What to collect."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Folders of finished runs."""
+    """Folders of finished runs, and files with the report of a benchmark."""
 
 
 def policy_row(folder: Path) -> Row:
@@ -88,6 +93,19 @@ def uea_row(folder: Path) -> Row:
     }
 
 
+def report_of(path: Path) -> Row:
+    """The report of a benchmark and its raw results.
+
+    Raises:
+        ValueError: if the file has no report, or is not named as one.
+    """
+    content = json.loads(path.read_text())
+    if "report" not in content or path.stem not in SPEED:
+        names = ", ".join(f"{name}.json" for name in SPEED)
+        raise ValueError(f"{path} must be the report of a benchmark, one of {names}")
+    return dict(content)
+
+
 def key_of(row: Row) -> str:
     """What identifies a run: its settings and seed."""
     return json.dumps([row.get("dataset"), row.get("seed"), row["settings"]], sort_keys=True)
@@ -127,18 +145,23 @@ def render(page: str, tables: Mapping[str, Callable[[Mapping[str, Any]], str]] =
 
 def main(config: Config) -> None:
     """Collect, and write the page."""
-    encoders = [folder for folder in config.runs if (folder / RESULT).is_file()]
-    uea, policies = map(uea_row, encoders), (policy_row(folder) for folder in config.runs if folder not in encoders)
+    reports = {path.name: report_of(path) for path in config.runs if path.is_file()}
+    folders = [path for path in config.runs if not path.is_file()]
+    encoders = [folder for folder in folders if (folder / RESULT).is_file()]
+    uea, policies = map(uea_row, encoders), (policy_row(folder) for folder in folders if folder not in encoders)
     found = {UEA: list(uea), POLICIES: list(policies)}  # all are read before any file is written
-    for row in (row for rows in found.values() for row in rows):
+    for row in (*(row for rows in found.values() for row in rows), *reports.values()):
         if row["commit"] is None or row["commit"].endswith("+"):
-            raise ValueError(f"a run has no commit, or files were modified ({row['commit']}): train at a clean commit")
+            raise ValueError(f"a run has no commit, or files were modified ({row['commit']}): run at a clean commit")
     for name, rows in found.items():
         merge(RESULTS / name, rows)
+    for name, content in reports.items():
+        with atomic_write(RESULTS / name) as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
     for page in PAGES:
         with atomic_write(page) as file:
             file.write(render(page.read_text()).encode())
-    print(f"Added {len(config.runs)} runs; wrote {', '.join(page.name for page in PAGES)}")
+    print(f"Added {len(config.runs)} results; wrote {', '.join(page.name for page in PAGES)}")
 
 
 if __name__ == "__main__":

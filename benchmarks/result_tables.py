@@ -15,7 +15,10 @@ from benchmarks.settings import Primal
 from benchmarks.spectrum import table as spectrum_table
 from primal_dt.system.table import format_table
 
-__all__ = ["TABLES"]
+__all__ = ["SPEED", "TABLES"]
+
+SPEED = ("train", "ablation", "attention", "rollout", "data", "startup")
+"""Benchmarks whose whole report is shown. The names are those of their files in benchmarks/results."""
 
 Row = dict[str, Any]
 Rows = Mapping[str, Any]
@@ -316,6 +319,17 @@ def lra_bars(rows: Rows) -> str:
     return "\n".join(findings(lra_cells(rows)))
 
 
+def speed(name: str) -> Callable[[Rows], str]:
+    """The report of a benchmark, with the machine and the commit that it is from."""
+
+    def report(rows: Rows) -> str:
+        content = rows[name]
+        lines = "\n".join(content["report"])
+        return f"{lines}\n\ntorch {content['torch']}, CPU threads: {content['threads']} ({content['cpu']})."
+
+    return from_file(name, report)
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
     "policies": policies,
     "policy_init": policy_init,
@@ -331,5 +345,5 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "lra_bars": from_file("lra_efficiency", lra_bars),
     "spectrum_dt": spectra("spectrum_dt"),
     "spectrum_uea": spectra("spectrum_uea"),
-}
-"""Name of a table in docs/results.md -> what writes it."""
+} | {name: speed(name) for name in SPEED}
+"""Name of a table in the docs -> what writes it."""

@@ -9,7 +9,6 @@ fixed random actions. Rows "without tiles" show the cost of results that do not 
 environments.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.measure import Timing, time_interleaved
-from benchmarks.program import run_program
+from benchmarks.program import run_program, save_report
 from envs.make import make_environment
 from envs.tasks import task_of
 from primal_dt.data.normalizer import Normalizer
@@ -33,7 +32,6 @@ from primal_dt.evaluation.vector import Environments
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
-from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
 TASK = task_of("HalfCheetah-v5")
@@ -56,8 +54,8 @@ class Config:
     """Attention stack."""
     seconds: float = 20.0
     """Seconds to time each rollout."""
-    out: Path | None = None
-    """JSON file for the results. If not given, they are only printed."""
+    out: Path = Path("runs/benchmarks")
+    """Folder for rollout.json."""
 
 
 class PlainPolicy:
@@ -214,13 +212,12 @@ def main(config: Config) -> None:
                 on_call=lambda name: bar.update(),
             )
     timings = {name: (made[name][0], timing) for name, timing in seen.items()}
-    print(f"{TASK.env_id}, {config.attention}, width {config.width}, 3 layers, K {config.context}, ", end="")
-    print(f"threads: {torch.get_num_threads()}\n\n{table(timings)}\n")
-    print("\n".join(verdicts(timings)))
-    if config.out is not None:
-        content = {name: {"environments": count, **asdict(timing)} for name, (count, timing) in timings.items()}
-        with atomic_write(config.out) as file:
-            file.write(json.dumps(content, indent=1).encode() + b"\n")
+    shape = f"{TASK.env_id}, {config.attention}, width {config.width}, 3 layers, K {config.context}:"
+    report = "\n\n".join([shape, table(timings), "\n".join(f"* {line}" for line in verdicts(timings))])
+    print(report)
+    content = {name: {"environments": count, **asdict(timing)} for name, (count, timing) in timings.items()}
+    save_report(config.out / "rollout.json", report, {"timings": content})
+    print(f"\nSaved rollout.json in {config.out}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The data set is noise with HalfCheetah's state and action widths, in D4RL's file
 and stores it. The later runs memory-map the stored copy.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -15,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.data import write_d4rl
-from benchmarks.program import run_program
+from benchmarks.program import run_program, save_report
 from envs.tasks import task_of
-from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 
 PROGRAM = Path(__file__).parent.parent / "train.py"
@@ -80,10 +78,12 @@ def main(config: Config) -> None:
         ["first run, which stores the data", f"{first:.1f}", ""],
         [f"{len(later)} later runs, median", f"{median:.1f}", f"{min(later):.1f} to {max(later):.1f}"],
     ]
-    print(format_table(["from the command to the first step", "seconds", "range"], rows))
-    print(f"\n* [{'met' if median <= BAR else 'MISSED'}] first step after {median:.1f} s (bar: at most {BAR:.0f} s)")
-    with atomic_write(config.out / "startup.json") as file:
-        file.write(json.dumps({"transitions": config.steps, "first": first, "later": later}, indent=1).encode())
+    report = format_table(["from the command to the first step", "seconds", "range"], rows)
+    mark = "met" if median <= BAR else "MISSED"
+    report += f"\n\n* [{mark}] first step after {median:.1f} s (bar: at most {BAR:.0f} s)"
+    print(report)
+    raw = {"transitions": config.steps, "first": first, "later": later}
+    save_report(config.out / "startup.json", report, raw)
     print(f"\nSaved startup.json in {config.out}")
 
 

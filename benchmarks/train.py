@@ -10,7 +10,6 @@ rate of large products (``a @ b``, 1,024 x 1,024) in the same run, divided by th
 column uses the rate of products into a preallocated output, which is as fast as the machine multiplies.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-from benchmarks.program import run_program
+from benchmarks.program import run_program, save_report
 from benchmarks.workers import PEERS, Job, environment_python, ours, quartiles, take_turns, working, write_episodes
 from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
@@ -246,14 +245,13 @@ def main(config: Config) -> None:
                 shapes.append(measure(config, pythons, data, width=width, context=context))
                 print(table(shapes[-1]) + "\n", flush=True)
         resident = measure_growth(config, data) if config.growth else []
-    print(parts_table(shapes) + "\n")
-    print("\n".join(findings(shapes)))
-    if resident:
-        print(growth_finding(resident))
-    setup = {"torch": torch.__version__, "threads": config.threads, "peers": [PEERS[peer] for peer in config.peers]}
-    with atomic_write(config.out / "train.json") as file:
-        content = {**setup, "shapes": [asdict(shape) for shape in shapes], "resident MiB": resident}
-        file.write(json.dumps(content, indent=1).encode())
+    found = [*findings(shapes), *([growth_finding(resident)] if resident else [])]
+    parts = [parts_table(shapes), "\n".join(found)]
+    print("\n\n".join(parts))
+    report = "\n\n".join([*(table(shape) for shape in shapes), *parts])
+    raw = {"threads": config.threads, "peers": [PEERS[peer] for peer in config.peers], "steps": config.steps}
+    raw |= {"shapes": [asdict(shape) for shape in shapes], "resident MiB": resident}
+    save_report(config.out / "train.json", report, raw)
     save_plot(shapes, config.out / "train.png")
     print(f"\nSaved train.json and train.png in {config.out}")
 
