@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_dt.config import EARLIER_VALUES
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.evaluation.score import TargetSummary, normalized, summarize, target_text
 from primal_dt.evaluation.statistics import (
@@ -288,14 +289,18 @@ class Report:
 
 
 def _labels(runs: Sequence[Evaluation]) -> list[str]:
-    """The label of each run: the policy, and the settings in which runs of the same policy and data set differ."""
+    """The label of each run: the policy, and the settings in which runs of the same policy and data set differ.
+
+    Settings with the value of versions that lacked them are left out: what a run does not use.
+    """
     labels = []
     for run in runs:
         alike = [
             other.settings for other in runs if (other.policy, other.task.dataset) == (run.policy, run.task.dataset)
         ]
         names = [name for name in run.settings if len({str(settings.get(name)) for settings in alike}) > 1]
-        labels.append(", ".join([run.policy, *(f"{name} {run.settings[name]}" for name in names)]))
+        shown = [name for name in names if name not in EARLIER_VALUES or run.settings[name] != EARLIER_VALUES[name]]
+        labels.append(", ".join([run.policy, *(f"{name} {run.settings[name]}" for name in shown)]))
     return labels
 
 

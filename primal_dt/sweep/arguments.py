@@ -27,10 +27,11 @@ INSTEAD = {
 class SweepConfig:
     """The runs of a sweep, and the resources for them."""
 
-    sweep: Annotated[Literal["demo", "table4", "table7", "grid"], tyro.conf.Positional] = "demo"
+    sweep: Annotated[Literal["demo", "table4", "table7", "policies", "grid"], tyro.conf.Positional] = "demo"
     """The sweep to run.
     demo: six small runs, which take minutes on two cores.
     table4, table7: the paper's tables, for a cluster.
+    policies: ways to make a policy from the same data, on three tasks.
     grid: every combination of the flags below."""
     preset: Literal["quick", "paper"] | None = None
     """Preset of train.py for all runs.
@@ -85,6 +86,11 @@ class SweepConfig:
         for name in ("cpus_per_job", "memory_per_job"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be above 0")
+        if self.attention is not None and SWEEPS[self.sweep].arms:
+            arms = ", ".join(arm.name for arm in SWEEPS[self.sweep].arms)
+            raise ValueError(
+                f"--attention cannot be given with the sweep {self.sweep}, which compares {arms}: use grid"
+            )
         if not 0 <= self.gpus_per_job <= 1:
             raise ValueError(f"gpus_per_job ({self.gpus_per_job}) must be between 0 and 1: a run trains on one GPU")
         if self.retries < 0:

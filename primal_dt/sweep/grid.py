@@ -1,7 +1,7 @@
 """Grids of training runs, the named sweeps, and the jobs of a grid."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,20 @@ from primal_dt.data.names import folder_label, resolve_paths
 from primal_dt.model.transformer import ATTENTION_STACKS
 from primal_dt.sweep.job import Job, identity_of
 
-__all__ = ["SWEEPS", "Grid", "jobs_of"]
+__all__ = ["SWEEPS", "Arm", "Grid", "jobs_of"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method to compare with others: an attention stack, and changes to the settings."""
+
+    name: str
+    """The name in run folders."""
+    attention: str = "primal-plus"
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``ModelConfig`` and their values."""
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``OptimizerConfig`` and their values."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +43,16 @@ class Grid:
     """Flags of ``train.py`` for all runs."""
     episodes: int = 100
     """Evaluation episodes per target return, after training."""
+    arms: tuple[Arm, ...] = ()
+    """Methods to compare, instead of attention stacks."""
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield the combinations. Rank and eta vary only for stacks with a primal layer; the others have neither."""
-        for dataset, attention, seed in product(self.datasets, self.attention, self.seeds):
-            primal = attention in ("primal-plus", "primalformer")
+        arms = self.arms or tuple(Arm("", attention) for attention in self.attention)
+        for dataset, arm, seed in product(self.datasets, arms, self.seeds):
+            primal = arm.attention in ("primal-plus", "primalformer")
             for rank, eta in product(self.ranks if primal else (None,), self.etas if primal else (None,)):
-                yield {"dataset": dataset, "attention": attention, "seed": seed, "rank": rank, "eta": eta}
+                yield {"dataset": dataset, "arm": arm, "seed": seed, "rank": rank, "eta": eta}
 
 
 TABLE_4 = tuple(
@@ -70,6 +86,25 @@ SWEEPS: Mapping[str, Grid] = {
         seeds=(0, 1, 2, 3, 4),
         ranks=(32, 64, 96),
     ),
+    # Ways to make policies from the same data: filtered cloning, the Decision Transformer with softmax and with
+    # Primal-Attention, and what goes beyond it.
+    "policies": Grid(
+        preset="quick",
+        datasets=(
+            "primal/walker2d/medium-expert-v0",
+            "primal/hopper/medium-replay-v0",
+            "primal/halfcheetah/medium-v0",
+        ),
+        attention=(),
+        seeds=(0, 1, 2),
+        arms=(
+            Arm("filtered", model={"conditioning": "none"}, optimizer={"top_fraction": 0.1}),
+            Arm("softmax", "softmax"),
+            Arm("primal-plus"),
+            Arm("max-return", model={"conditioning": "max-return"}),
+            Arm("guided", optimizer={"critic_weight": 1.0}),
+        ),
+    ),
     # The combinations that the flags give.
     "grid": Grid(
         preset="quick",
@@ -100,25 +135,24 @@ def jobs_of(
         dataset = resolve_paths(point["dataset"])
         if dataset not in fingerprints:
             fingerprints[dataset] = fingerprint(dataset, base)
-        model = replace(
-            base.model,
-            attention=point["attention"],
-            rank=base.model.rank if point["rank"] is None else point["rank"],
-            eta=base.model.eta if point["eta"] is None else point["eta"],
-        )
+        arm: Arm = point["arm"]
+        changes: dict[str, Any] = {"attention": arm.attention, **arm.model}
+        changes |= {name: point[name] for name in ("rank", "eta") if point[name] is not None}
+        model = replace(base.model, **changes)
         run = replace(base.run, seed=point["seed"], out=str(out.resolve()), threads=threads, device=device)
-        config = replace(base, dataset=dataset, model=model, run=run)
+        optimizer = replace(base.optimizer, **arm.optimizer)
+        config = replace(base, dataset=dataset, model=model, optimizer=optimizer, run=run)
         identity = identity_of(config, fingerprint=fingerprints[dataset], episodes=grid.episodes)
-        name = f"{_label(config, PRESETS[grid.preset][1])}__s{point['seed']}__{identity}"
+        name = f"{_label(config, PRESETS[grid.preset][1], arm)}__s{point['seed']}__{identity}"
         jobs.setdefault(
             identity, Job(replace(config, run=replace(run, name=name)), grid.preset, identity, grid.episodes)
         )
     return list(jobs.values())
 
 
-def _label(config: Config, preset: Config) -> str:
+def _label(config: Config, preset: Config, arm: Arm) -> str:
     """Return the readable part of a job's name. It depends on the job alone, so a larger grid does not change it."""
-    parts = [folder_label(config.dataset), config.model.attention]
+    parts = [folder_label(config.dataset), arm.name or config.model.attention]
     if config.model.rank != preset.model.rank:
         parts.append(f"rank{config.model.rank}")
     if config.model.eta != preset.model.eta:

@@ -139,6 +139,15 @@ def test_a_policy_that_does_not_follow_its_target_is_warned_about(scores: tuple[
     assert report.as_json()["groups"][0]["target_correlation"] == pytest.approx(0.0 if is_warned else 1.0)
 
 
+def test_labels_name_what_a_run_uses_beyond_the_others() -> None:
+    plain, other = run(0, configuration="a"), run(0, configuration="b")
+    settings = {"context": 10, "conditioning": "return", "critic_weight": 0.0}
+    changed = settings | {"conditioning": "max-return", "critic_weight": 1.0}
+    report = Report.of([replace(plain, settings=settings), replace(other, settings=changed)])
+    labels = [group.label for group in report.groups]
+    assert labels == ["primal-plus", "primal-plus, conditioning max-return, critic_weight 1.0"]
+
+
 def test_policies_without_targets_show_what_they_predict(tmp_path: Path) -> None:
     own = tuple(replace(episode, target=None, predicted=3500.0) for episode in episodes(0.0, 50.0))
     report = Report.of([run(seed, targets=(), episodes=own) for seed in range(3)])

@@ -20,6 +20,7 @@ import train
 from envs.published import TABLE_4
 from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
 from primal_dt.sweep import cluster, worker
+from primal_dt.sweep.arguments import SweepConfig
 from primal_dt.sweep.cluster import Resources
 from primal_dt.sweep.estimate import Trial
 from primal_dt.sweep.grid import SWEEPS, jobs_of
@@ -60,6 +61,19 @@ def programs(folder: Path, training: str = "", evaluation: str = f"print({REPORT
     (folder / "train.py").write_text(head + training)
     (folder / "evaluate.py").write_text(head + evaluation)
     return Programs(folder / "train.py", folder / "evaluate.py", {"MARK": "here"})
+
+
+def test_arms_change_what_they_name(tmp_path: Path) -> None:
+    jobs = grid_jobs("policies", tmp_path)
+    arms = {job.name.split("__")[1]: job.config for job in jobs}
+    assert len(jobs) == 3 * 3 * len(arms) == 45
+    assert (arms["filtered"].model.conditioning, arms["filtered"].optimizer.top_fraction) == ("none", 0.1)
+    assert arms["softmax"].model == replace(QUICK.model, attention="softmax")
+    assert arms["primal-plus"].model == QUICK.model
+    assert arms["max-return"].model == replace(QUICK.model, conditioning="max-return")
+    assert arms["guided"].optimizer == replace(QUICK.optimizer, critic_weight=1.0)
+    with pytest.raises(ValueError, match="--attention cannot be given with the sweep policies"):
+        SweepConfig("policies", attention=("softmax",))
 
 
 @pytest.fixture
