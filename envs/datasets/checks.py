@@ -122,6 +122,8 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 def number_array(group: h5py.Group, key: str, *, dimensions: int, where: str) -> h5py.Dataset:
     """Get an array of numbers that is stored in the file itself.
 
+    An array of one dimension may also be a column (N, 1), as in D4RL's medium-replay files.
+
     Raises:
         DataError: if it is not such an array, or if it links to another file, which would be read unnoticed.
     """
@@ -129,7 +131,8 @@ def number_array(group: h5py.Group, key: str, *, dimensions: int, where: str) ->
     entry: Any = group[key] if here else None
     if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
         raise DataError(f"{where}: {key} must be an array stored in this file, not a group or a link")
-    if entry.ndim != dimensions or entry.dtype.kind not in "fiub":
+    is_column = dimensions == 1 and entry.ndim == 2 and entry.shape[1] == 1
+    if (entry.ndim != dimensions and not is_column) or entry.dtype.kind not in "fiub":
         raise DataError(
             f"{where}: {key} must be an array of real numbers with {dimensions} dimension(s), "
             f"not {entry.dtype} of shape {entry.shape}"

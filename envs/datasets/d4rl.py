@@ -1,7 +1,9 @@
 """Reads files in D4RL's layout episode by episode, and checks them.
 
 The layout is HDF5 with ``observations`` (N, S), ``actions`` (N, A), ``rewards``, ``terminals`` and ``timeouts`` (N,):
-one row per transition, episodes back to back. Reading takes only numbers from a file and executes nothing.
+one row per transition, episodes back to back. The last three may be columns (N, 1) of any numeric type: in D4RL's
+medium-replay files all are float64, and rewards are a column. Reading takes only numbers from a file and executes
+nothing.
 
 Axes: N transitions, E episodes, T transitions of one episode, S state, A action.
 """
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +58,7 @@ class D4rlFile:
         with open_hdf5(self.path) as file:
             for first, last in self._blocks():
                 base = self.offsets[first]
-                block = {key: file[key][base : self.offsets[last]] for key in NUMBERS}
+                block = {key: _rows(file[key][base : self.offsets[last]], key) for key in NUMBERS}
                 for number, (begin, end) in enumerate(pairwise(self.offsets[first : last + 1] - base), first):
                     yield checked_trajectory(
                         f"{self.path}, episode {number}",
@@ -97,7 +100,8 @@ def open_d4rl(path: Path) -> D4rlFile:
             raise DataError(f"{path}: all arrays must have one row per transition, but there are {counts}")
         if lengths["rewards"] == 0:
             raise DataError(f"{path} has no episodes")
-        ends = flags(arrays["terminals"][:], f"{path}: terminals") | flags(arrays["timeouts"][:], f"{path}: timeouts")
+        terminals, timeouts = (flags(_rows(arrays[key][:], key), f"{path}: {key}") for key in ("terminals", "timeouts"))
+        ends = terminals | timeouts
         return D4rlFile(
             path=path,
             env_id=_text(file.attrs.get("env_id"), path),
@@ -106,6 +110,11 @@ def open_d4rl(path: Path) -> D4rlFile:
             offsets=_episode_offsets(ends),
             last_is_cut_off=not ends[-1],
         )
+
+
+def _rows(array: NDArray[Any], key: str) -> NDArray[Any]:
+    """An array with the dimensions of its kind: a column (N, 1) becomes (N,)."""
+    return array.reshape(-1) if DIMENSIONS[key] == 1 else array
 
 
 def _text(value: object, path: Path) -> str | None:

@@ -123,7 +123,8 @@ def _episode_arrays(file: h5py.File, number: int, where: str) -> dict[str, NDArr
     if missing:
         raise DataError(f"{where} lacks {', '.join(missing)}: it has {', '.join(group) or 'nothing'}")
     two = ("observations", "actions")
-    return {key: number_array(group, key, dimensions=2 if key in two else 1, where=where)[()] for key in KEYS}
+    arrays = {key: number_array(group, key, dimensions=2 if key in two else 1, where=where)[()] for key in KEYS}
+    return {key: array if key in two else array.reshape(-1) for key, array in arrays.items()}
 
 
 def minari_folder(dataset_id: str = "") -> Path:

@@ -38,6 +38,20 @@ def test_episodes_end_at_terminals_and_timeouts() -> None:
     assert all(episode.is_complete for episode in episodes)
 
 
+def test_columns_and_float_flags_are_read_like_medium_replay() -> None:
+    """D4RL's medium-replay files have float64 arrays, rewards of shape (N, 1) and float flags."""
+    arrays = d4rl_arrays()
+    plain = list(open_d4rl(write_d4rl(Path("plain.hdf5"), arrays)).episodes(BOX))
+    floats = {key: array.astype(np.float64) for key, array in arrays.items()}
+    for key in ("rewards", "terminals", "timeouts"):
+        floats[key] = floats[key][:, None]
+    read = list(open_d4rl(write_d4rl(Path("columns.hdf5"), floats)).episodes(BOX))
+    for one, other in zip(plain, read, strict=True):
+        np.testing.assert_array_equal(one.rewards, other.rewards)
+        np.testing.assert_array_equal(one.actions, other.actions)
+        assert one.is_complete == other.is_complete
+
+
 def test_a_cut_off_last_episode_is_read_and_marked() -> None:
     file = open_d4rl(write_d4rl(PATH, cut_off_arrays()))
     assert file.last_is_cut_off
@@ -86,7 +100,7 @@ def test_a_missing_or_incomplete_file_is_refused() -> None:
     [
         ({"timeouts": None}, "lacks timeouts: .* this one has actions, next_observations, .*, rewards, terminals"),
         ({"rewards": np.zeros(7, np.float32)}, "one row per transition, but there are .*rewards 7"),
-        ({"rewards": np.zeros((8, 1), np.float32)}, r"rewards must be an array of real numbers with 1 dimension"),
+        ({"rewards": np.zeros((8, 2), np.float32)}, r"rewards must be an array of real numbers with 1 dimension"),
         ({"terminals": np.full(8, 0.5)}, "terminals must be 0 or 1 everywhere"),
         ({"observations": np.zeros((8, 3), complex)}, "observations must be an array of real numbers"),
         ({"actions": np.array([b"x"] * 8)}, "actions must be an array of real numbers with 2 dimension"),
