@@ -378,6 +378,16 @@ def test_update_reads_no_tensor_values(attention: str, accumulate: int) -> None:
         trainer.check()  # reads values
 
 
+@pytest.mark.parametrize(
+    "change", [{"conditioning": "max-return"}, {"conditioning": "none"}, {"action_loss": "gaussian"}]
+)
+def test_critics_and_other_losses_read_no_tensor_values(change: dict[str, Any]) -> None:
+    trainer = make(replace(SHAPE, action_dropout=0.5, **change), device="meta", critic_weight=1.0)
+    for step in range(2):
+        trainer.update(trainer.sampler.batch(step).to("meta"))
+    assert all(p.grad is not None and p.grad.is_meta for p in trainer.model.parameters())
+
+
 def test_stop_before_the_first_update() -> None:
     trainer = make()
     trainer.stop()
