@@ -8,7 +8,13 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from primal_dt.evaluation import statistics
-from primal_dt.evaluation.statistics import interquartile_mean, iqm_interval, performance_profile, profile_band
+from primal_dt.evaluation.statistics import (
+    interquartile_mean,
+    iqm_interval,
+    performance_profile,
+    profile_band,
+    rank_correlation,
+)
 
 
 def interval(*tasks: list[float]) -> statistics.Interval | None:
@@ -68,3 +74,13 @@ def test_profiles_by_hand() -> None:
     np.testing.assert_allclose(low, [1, 0.5, 0])
     np.testing.assert_allclose(high, [1, 1, 0.5])
     assert profile_band(runs[:1], [0.0], random=np.random.default_rng(0)) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=10))
+def test_the_rank_correlation_equals_scipys(pairs: list[tuple[int, int]]) -> None:
+    """With ties. SciPy's is undefined where all values are equal."""
+    x, y = zip(*pairs, strict=True)
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        assert rank_correlation(x, y) == 0
+    else:
+        assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)

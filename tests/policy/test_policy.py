@@ -236,3 +236,17 @@ def test_environments_that_end_keep_their_candidates_apart() -> None:
         one.observe([1.0])
         if step == 2:
             both.keep(np.array([False, True]))
+
+
+def test_factors_of_predictions_do_not_exceed_the_cap() -> None:
+    policy = make(shape=replace(SHAPE, conditioning="max-return"))
+    policy.model.return_cap.fill_(0.3)
+    last = policy.model.return_head[1]
+    assert isinstance(last, torch.nn.Linear)
+    torch.nn.init.zeros_(last.weight)
+    torch.nn.init.constant_(last.bias, 0.25)
+    for factor, followed in ((1.0, 25.0), (1.25, 30.0), (0.5, 12.5)):
+        policy._candidates = np.array([factor])
+        policy.reset([0.0])
+        policy.act(np.zeros((1, 3)))
+        assert np.asarray(policy.predicted_returns) == pytest.approx([followed], rel=1e-5)

@@ -9,6 +9,7 @@ import torch
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import RewardBatch, WindowSampler
 from primal_dt.data.trajectories import Trajectories, Trajectory
+from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.training.guidance import Guidance, ValueRange, value_range, window_targets
 from tests.conftest import SHAPE
@@ -97,6 +98,14 @@ def test_critics_learn_the_values_of_a_chain() -> None:
     torch.testing.assert_close(learned, expected, atol=0.03, rtol=0)
     assert float(scalars["critic/loss"]) < 1e-3
     assert not guidance.values.is_beyond(float(scalars["critic/value"]))
+
+
+def test_the_smaller_of_two_values_counts() -> None:
+    torch.manual_seed(0)
+    critic, states, actions = TwinCritic(MODEL), torch.randn(20, 3), torch.randn(20, 2)
+    both = critic(states, actions)
+    assert torch.equal(critic.least(states, actions), torch.minimum(both[0], both[1]))
+    assert 0 < int((both[0] < both[1]).sum()) < 20
 
 
 def test_guidance_moves_actions_to_larger_values() -> None:

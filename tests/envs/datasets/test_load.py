@@ -94,6 +94,14 @@ def test_cut_off_episodes_are_counted_from_the_cache_too() -> None:
         assert dataset.trajectories.lengths.tolist() == [4, 1, 3]
 
 
+def test_episodes_that_the_environment_ended_are_known() -> None:
+    """Not those that the time limit ended, nor one that the recording cut off."""
+    arrays = d4rl_arrays((1000, 7, 5))
+    arrays["terminals"][-1] = False
+    dataset = load_dataset(str(write_d4rl(Path("ends.hdf5"), arrays, env_id="Hopper-v5")))
+    assert dataset.is_terminated.tolist() == [False, True, False]
+
+
 def test_a_plus_in_a_path_joins_nothing() -> None:
     assert len(load_dataset(hopper_file("a+b.hdf5")).parts) == 1
 
