@@ -127,7 +127,8 @@ def record(
 
     Args:
         name: Name of the data set to record, NAMESPACE/.../NAME-vN.
-        policy: random, a built-in policy such as hopper/medium or hopper/expert, or your own as module:name.
+        policy: random, a built-in policy such as hopper/medium or hopper/expert, a D4RL file (its own policy), or
+            your own as module:name.
         env_id: Environment to act in, such as Hopper-v5.
         steps: Minimum number of steps (for medium-expert: from each of its two policies). No episode is cut off.
         seed: Seed of the first episode. Each later episode adds 1.

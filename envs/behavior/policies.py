@@ -162,21 +162,29 @@ def load_policy(name: str, task: Task) -> BehaviorPolicy:
     """Load a policy by its name.
 
     Args:
-        name: ``random``, a built-in policy such as ``hopper/medium``, or a user-defined policy as ``module:name``.
+        name: ``random``, a built-in policy such as ``hopper/medium``, the path of a D4RL file that carries its policy
+            (``*.hdf5``), or a user-defined policy as ``module:name``.
         task: the task whose environment the policy will act in.
 
     Raises:
         DataError: if there is no such policy, or if it was trained for another environment.
     """
+    environment = task.environment
+    if name.endswith((".hdf5", ".h5")):
+        from envs.behavior.d4rl_policies import open_d4rl_policy  # imports h5py, which the others do not need
+
+        widths = {"state_width": environment.state_width, "action_width": environment.action_width}
+        return open_d4rl_policy(Path(name).expanduser(), **widths)
     if ":" in name:
         return load_callable(name)
-    environment = task.environment
     if name in ("random", f"{environment.name}/random"):
         return UniformPolicy(environment.action_box, environment.action_width)
     path = POLICIES / f"{name}.npz"
     if re.fullmatch(r"\w+/\w+", name) is None or not path.is_file():
         known = sorted(f"{file.parent.name}/{file.stem}" for file in POLICIES.glob("*/*.npz"))
-        raise DataError(f"there is no policy {name!r}: it must be random, module:name, or one of {', '.join(known)}")
+        raise DataError(
+            f"there is no policy {name!r}: it must be random, module:name, a D4RL file, or one of {', '.join(known)}"
+        )
     if path.parent.name != environment.name:
         raise DataError(f"the policy {name!r} was not trained for {task.env_id}")
     return GaussianPolicy.load(path)

@@ -78,14 +78,16 @@ def record(
     Raises:
         DataError: if a policy cannot be loaded or acts out of bounds, or if the name cannot be used.
     """
+    # A data set may be shared: it names the file of a policy, but not the folder.
+    shown = [Ingredient(Path(part.policy).name, part.steps) if _is_file(part.policy) else part for part in recipe]
     return write_minari(
         dataset_id,
         _episodes(recipe, task=task, seed=seed, label=dataset_id),
         task=task,
         algorithm=algorithm or _algorithm(recipe),
-        description=f"{task.env_id}: " + ", ".join(f"{part.steps:,} steps of {part.policy}" for part in recipe),
+        description=f"{task.env_id}: " + ", ".join(f"{part.steps:,} steps of {part.policy}" for part in shown),
         metadata={
-            "recipe": [asdict(part) for part in recipe],
+            "recipe": [asdict(part) for part in shown],
             "seed": seed,
             "recorded_by": f"primal-dt {primal_dt.__version__}",
         },
@@ -95,7 +97,13 @@ def record(
 
 def _algorithm(recipe: Sequence[Ingredient]) -> str:
     names = {part.policy.rpartition("/")[2] for part in recipe}
-    return "uniform actions" if names == {"random"} else "unknown" if any(":" in name for name in names) else "PPO"
+    if any(":" in name or _is_file(name) for name in names):
+        return "unknown"
+    return "uniform actions" if names == {"random"} else "PPO"
+
+
+def _is_file(policy: str) -> bool:
+    return policy.endswith((".hdf5", ".h5"))
 
 
 def _episodes(recipe: Sequence[Ingredient], *, task: Task, seed: int, label: str) -> Iterator[RecordedEpisode]:

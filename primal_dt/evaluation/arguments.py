@@ -25,7 +25,8 @@ class EvaluateConfig:
     If there are several paths, those that are not runs are skipped."""
     policy: str | None = None
     """Behavior policy to evaluate instead of runs.
-    It is random, a built-in policy such as hopper/medium or hopper/expert, or your own function as module:name."""
+    It is random, a built-in policy such as hopper/medium or hopper/expert, a D4RL file that carries its policy,
+    or your own function as module:name."""
     task: str | None = None
     """Task in which --policy acts. Only for --policy.
     It is hopper, halfcheetah or walker2d, in the newest version of the environment, or a version such as Hopper-v4.
@@ -78,7 +79,8 @@ class EvaluateConfig:
             raise ValueError("give runs to evaluate (runs/*) or a policy (--policy random --task hopper), not both")
         if self.runs and self.task is not None:
             raise ValueError("--task is for --policy only: a run has its own task; --env-id selects another version")
-        if self.policy is not None and self.task is None and "/" not in self.policy:
+        is_named = self.policy is not None and "/" in self.policy and not self.policy.endswith((".hdf5", ".h5"))
+        if self.policy is not None and self.task is None and not is_named:
             raise ValueError(f"--policy {self.policy} needs --task, such as hopper, halfcheetah or walker2d")
         for_runs = {"--targets": self.targets, "--env-id": self.env_id, "--fresh": self.fresh, "--video": self.video}
         for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
