@@ -94,7 +94,7 @@ def evaluate_runs(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
                     evaluation = evaluate_run(
                         run, make_arena(task), config.plan, mode=mode, device=device, callbacks=[bar]
                     )
-            except (RolloutError, CheckpointError) as error:
+            except (RolloutError, ValueError) as error:
                 failures.append(f"{run.name}, {mode}: {error}")
                 continue
             evaluations.append(evaluation)
@@ -119,6 +119,8 @@ def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
             failures.append(str(error))
             continue
         check_version(run, config)
+        if config.targets not in ((), "auto") and not run.task.targets:
+            raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given --targets")
         make_environment(task_of(run.task.env_id)).close()
         opened.append(run)
     if not opened:

@@ -77,6 +77,8 @@ def parse(arguments: list[str]) -> tuple[SweepConfig, list[Job]]:
         raise ValueError(f"{name} is set by the sweep for each run: {INSTEAD[name]}")
     if wrong := [word for word in rest if word in SWEEPS]:
         raise ValueError(f"the name of the sweep must come first: python sweep.py {wrong[0]} ...")
+    if wrong := [word for word in rest if word.partition("=")[0] in config.grid.arm_flags]:
+        raise ValueError(f"{wrong[0].partition('=')[0]} is what the sweep {config.sweep} compares: use grid to set it")
     if config.address is not None or not config.dry_run:
         require_cluster(config.address)
     check_writable(config.out)

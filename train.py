@@ -52,7 +52,7 @@ from primal_dt.system.terminal import begin_program, explain
 from primal_dt.task import RunTask
 from primal_dt.training.arguments import parse_config, resume_config
 from primal_dt.training.distributed import Processes, join_processes
-from primal_dt.training.guidance import Guidance, value_range
+from primal_dt.training.guidance import MIN_HORIZON, Guidance, value_range
 from primal_dt.training.progress import TrainingProgress
 from primal_dt.training.recorder import Recorder, restore
 from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
@@ -112,7 +112,8 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     task, evaluation = run_task(config, dataset), config.evaluation
     pairs = target_seed_pairs(task.targets, num_episodes=evaluation.eval_episodes, seed=evaluation.eval_seed)
     arena = make_arena(dataset.task)
-    spectrum_batch = make_sampler(config, dataset, batch_size=SPECTRUM_SEQUENCES).batch(0).to(trainer.device)
+    spectrum = make_sampler(config, dataset, batch_size=SPECTRUM_SEQUENCES, weighting=config.optimizer.sampling)
+    spectrum_batch = spectrum.batch(0).to(trainer.device)
     validation = make_validation(config, dataset, trainer.device)
     checkpoint = restore(trainer, folder, on_problem=partial(print, file=sys.stderr)) if config.run.resume else None
     progress = TrainingProgress(steps=config.optimizer.steps, done=trainer.step)
@@ -224,6 +225,8 @@ def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trai
             dataset,
             batch_size=config.optimizer.batch_size,
             episodes=best_episodes(trajectories, episodes, config.optimizer.top_fraction),
+            context=config.model.context if guidance is None else max(config.model.context, MIN_HORIZON),
+            weighting=config.optimizer.sampling,
             is_terminated=None if guidance is None else dataset.is_terminated,
             process=processes.rank,
             num_processes=processes.count,
@@ -233,7 +236,7 @@ def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trai
             eta=config.model.eta,
             penalty=config.model.penalty,
             expectile=config.model.expectile,
-            return_size=float(np.abs(trajectories.returns_to_go).mean()) / normalizer.return_scale,
+            return_size=float(np.abs(trajectories.returns_to_go).mean()) / normalizer.return_scale or 1.0,
         ),
         seed=config.run.seed,
         log_every_steps=config.run.log_every_steps,
@@ -246,30 +249,21 @@ def make_validation(config: Config, dataset: Dataset, device: torch.device) -> V
     trajectories = dataset.trajectories
     training, held_out = hold_out(len(trajectories.lengths), config.optimizer.validation)
 
-    def windows(episodes: NDArray[np.int64]) -> Batch:
-        return make_sampler(config, dataset, batch_size=VALIDATION_WINDOWS, episodes=episodes).batch(0).to(device)
+    def windows(episodes: NDArray[np.int64]) -> Batch:  # the same for every seed and sampling
+        return (
+            make_sampler(config, dataset, batch_size=VALIDATION_WINDOWS, seed=0, episodes=episodes).batch(0).to(device)
+        )
 
     low, high = np.quantile(trajectories.returns_to_go, (0.1, 0.9)) / dataset.normalizer.return_scale
     if not len(held_out):
         return Validation(windows(training), (low, high))
-    best = best_episodes(trajectories, held_out, 0.1)
-    return Validation(windows(held_out), (low, high), windows(held_out), windows(best))
+    return Validation(windows(held_out), (low, high), windows(best_episodes(trajectories, held_out, 0.1)))
 
 
-def make_sampler(
-    config: Config, dataset: Dataset, *, batch_size: int, episodes: NDArray[np.int64] | None = None, **options: Any
-) -> WindowSampler:
-    """Build a sampler of windows."""
-    return WindowSampler(
-        dataset.trajectories,
-        dataset.normalizer,
-        context=config.model.context,
-        batch_size=batch_size,
-        seed=config.run.seed,
-        weighting=config.optimizer.sampling,
-        episodes=episodes,
-        **options,
-    )
+def make_sampler(config: Config, dataset: Dataset, **options: Any) -> WindowSampler:
+    """Build a sampler of windows, by default of the model's context and with the run's seed."""
+    usual = {"context": config.model.context, "seed": config.run.seed}
+    return WindowSampler(dataset.trajectories, dataset.normalizer, **usual | options)
 
 
 def run_task(config: Config, dataset: Dataset) -> RunTask:

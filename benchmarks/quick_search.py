@@ -2,17 +2,18 @@
 
 The rule, which was written down before any result was seen:
 
-1. Each setting is a change to the present ``quick``. All settings train for the same time: a step of each is timed
-   first, alternately, on two threads, and the number of steps follows from it.
+1. Each setting is a change to ``BASE``, the ``quick`` of the time of the search. All settings train for the same time:
+   a step of each is timed first, alternately, on two threads, and the number of steps follows from it.
 2. Round 1: every setting, on walker2d medium-expert and hopper medium-replay, one seed, for 100 seconds.
-3. Round 2: the best three and the present ``quick``, on medium-expert and medium-replay of all three environments, two
+3. Round 2: the best three and the base, on medium-expert and medium-replay of all three environments, two
    other seeds, for 300 seconds.
 4. A setting's score is the mean over tasks and seeds of the normalized return at the headline target, by the last
    checkpoint, over 20 episodes. The setting with the highest score in round 2 becomes ``quick``.
 
 The data sets are built in. No reported result uses the seeds of the search, which are 100 to 102.
 
-Each result is appended to a CSV file as one line. An interrupted search resumes when it is started again.
+Each result is appended to a CSV file as one line. An interrupted search resumes when it is started again, and so does
+each of its runs.
 """
 
 import csv
@@ -23,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -36,7 +37,6 @@ from benchmarks.measure import time_interleaved
 from benchmarks.program import run_program
 from envs.datasets.load import load_dataset
 from envs.tasks import ENVIRONMENTS
-from primal_dt.config import PRESETS
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import DecisionTransformer
@@ -49,6 +49,25 @@ from primal_dt.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 PRESENT = "present"
+BASE: Mapping[str, Any] = {
+    "width": 128,
+    "num_heads": 1,
+    "num_layers": 3,
+    "context": 10,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "action_dropout": 0.0,
+    "init": "small",
+    "action_loss": "mse",
+    "optimizer": "muon",
+    "lr": 3e-3,
+    "warmup_steps": 200,
+    "schedule": "cosine",
+    "batch_size": 64,
+    "clip": 0.25,
+    "weight_decay": 1e-4,
+    "sampling": "transitions",
+}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     PRESENT: {},
     "published start": {"init": "published"},
@@ -71,8 +90,17 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "context 2, learning rate 0.001": {"context": 2, "batch_size": 320, "lr": 1e-3},
     "context 2, AdamW": {"context": 2, "batch_size": 320, "optimizer": "adamw", "lr": 1e-3},
     "context 1": {"context": 1, "batch_size": 640},
+    "gradients up to norm 1": {"clip": 1.0},
+    "likelihood, gradients up to norm 10": {"action_loss": "gaussian", "clip": 10.0},
+    "context 1, dropout 0.1": {"context": 1, "batch_size": 640, "dropout": 0.1, "attention_dropout": 0.1},
+    "context 1, likelihood, gradients up to norm 10": {
+        "context": 1,
+        "batch_size": 640,
+        "action_loss": "gaussian",
+        "clip": 10.0,
+    },
 }
-"""Name -> flags that change the present ``quick``."""
+"""Name -> flags that change ``BASE``."""
 COLUMNS = ("round", "setting", "dataset", "seed", "steps", "score", "sensitivity", "action_mse", "commit")
 MULTIPLE = 100
 """Numbers of steps are multiples of this, the interval of logging points."""
@@ -118,9 +146,8 @@ class Config:
 def flags_of(setting: str) -> list[str]:
     """The flags of ``train.py`` for a setting."""
     words = []
-    for name, value in SETTINGS[setting].items():
-        flag = name.replace("_", "-")
-        words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+    for name, value in {**BASE, **SETTINGS[setting]}.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 
@@ -172,11 +199,13 @@ def train(line: dict[str, Any], config: Config) -> dict[str, Any]:
     command += ["--log-every-steps", str(MULTIPLE), "--eval-episodes", str(config.episodes)]
     command += ["--targets", str(ENVIRONMENTS[line["dataset"].split("/")[1]].targets[0])]  # the headline target only
     command += ["--out", str(config.runs), "--name", name]
+    if (config.runs / name / "config.json").exists():  # an interrupted search left it, finished or not
+        command = [sys.executable, str(ROOT / "train.py"), "--resume", str(config.runs / name)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+        raise ValueError(f"a run of the search failed: {' '.join(command)}\n{done.stderr}")
     last = read_metrics(config.runs / name)[-1]
     return line | {
         "score": round(last["eval/normalized_return"], 1),
@@ -250,14 +279,17 @@ def run_round(round_: Round, settings: Sequence[str], times: Mapping[str, float]
     ]
     with ThreadPoolExecutor(config.jobs) as pool:
         futures = [pool.submit(run, line) for line in lines if identity(line) not in done]
-        for future in tqdm(as_completed(futures), total=len(futures), desc=f"round {round_.number}", disable=None):
-            future.result()
+        try:
+            for future in tqdm(as_completed(futures), total=len(futures), desc=f"round {round_.number}", disable=None):
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # the runs that have begun can be resumed
+            raise
 
 
 def main(config: Config) -> None:
     """Run both rounds, and print their results."""
     times = step_times(config.out.with_suffix(".json"))
-    print(f"the present quick: {json.dumps(asdict(PRESETS['quick'][1].model))}")
     for round_ in ROUNDS:
         settings = list(SETTINGS) if round_.number == 1 else survivors(read(config.out))
         run_round(round_, settings, times, config)

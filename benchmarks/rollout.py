@@ -95,10 +95,6 @@ class PlainPolicy:
         self._actions[-1] = action.numpy()
         return self._actions[-1][None]
 
-    @property
-    def predicted_returns(self) -> None:
-        """None: it predicts no returns."""
-
     def observe(self, rewards: NDArray[np.float64], /) -> None:
         """Subtract the reward of the last action from the return-to-go."""
         self._left -= float(rewards[0])

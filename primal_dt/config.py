@@ -47,7 +47,8 @@ class ModelConfig:
     num_layers: int = 3
     """Number of transformer blocks."""
     context: int = 20
-    """Context length in environment steps. Each step is three tokens: return-to-go, state and action."""
+    """Context length in environment steps. Each step is three tokens: return-to-go, state and action.
+    With --conditioning none it is two."""
     rank: int | None = None
     """Rank of a primal layer: directions per head.
     If not given: the published rank for the task, or 32 if there is none."""
@@ -229,6 +230,8 @@ class Config:
             raise ValueError(f"validation ({optimizer.validation}) must be at least 0 and below 1")
         if not 0 < model.expectile < 1:
             raise ValueError(f"expectile ({model.expectile}) must be above 0 and below 1")
+        if not all(map(math.isfinite, evaluation.targets or ())):
+            raise ValueError(f"targets ({evaluation.targets}) must be finite")
         if evaluation.targets and model.conditioning != "return":
             raise ValueError(f"targets have no effect with conditioning {model.conditioning}: it follows no target")
         not_negative = {

@@ -1,5 +1,6 @@
 """The task of a run, as one frozen value. Standard library only."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -59,7 +60,8 @@ class RunTask:
             )
         low, high = self.data_returns[0], self.data_returns[-1]
         distance = 1.1 * (high - low) / (count - 1)
-        return tuple(float(f"{low + i * distance:.4g}") for i in range(count))
+        digits = 2 - math.floor(math.log10(distance)) if distance else 6  # a hundredth of the distance
+        return tuple(round(low + i * distance, digits) for i in range(count))
 
     @property
     def environment(self) -> str:

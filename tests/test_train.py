@@ -584,6 +584,20 @@ def test_other_policies_train_resume_and_evaluate(script: Script, flags: str, ta
     (group,) = json.loads(script.capture.readouterr().out)["groups"]
     assert group["headline"] == (3600.0 if target == "3600" else None)
     assert (group["results"][0]["predicted_mean"] is not None) == (target == "predicted")
+    given = run_program(evaluate, script.patch, "runs/whole", "--episodes", 1, "--device", "cpu", "--targets", 100)
+    assert given == (0 if target == "3600" else 1)
+    assert ("follows no target return" in script.err()) == (target != "3600")
+
+
+def test_policies_with_and_without_targets_share_a_report(script: Script) -> None:
+    """Eight targets for the one; for the other, what it does without a target."""
+    for conditioning in ("return", "max-return"):
+        assert script.start("--conditioning", conditioning, "--name", conditioning, *SHORT) == 0
+    script.capture.readouterr()
+    runs = ("runs/return", "runs/max-return", "--episodes", 1, "--device", "cpu", "--targets", "auto", "--json")
+    assert run_program(evaluate, script.patch, *runs) == 0
+    groups = json.loads(script.capture.readouterr().out)["groups"]
+    assert {group["headline"]: len(group["results"]) for group in groups} == {3600.0: 9, None: 1}
 
 
 def test_held_out_episodes_are_measured(script: Script) -> None:

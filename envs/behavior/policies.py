@@ -141,10 +141,6 @@ class BatchedPolicy:
         """Map observations (E, S) to actions (E, A)."""
         return np.stack([self._policy(*each) for each in zip(observations, self._randoms, strict=True)])
 
-    @property
-    def predicted_returns(self) -> None:
-        """None: behavior policies predict no returns."""
-
     def observe(self, rewards: NDArray[np.float64], /) -> None:
         """Ignore the rewards (E,)."""
 

@@ -78,7 +78,11 @@ class Dataset:
 
     @property
     def is_terminated(self) -> NDArray[np.bool_]:
-        """Mask of the episodes that the environment ended, (E,): complete ones that are shorter than the limit."""
+        """Mask of the episodes that the environment ended, (E,).
+
+        Inferred from their lengths: complete episodes that are shorter than the task's limit. An episode that another
+        limit cut short counts as ended by the environment.
+        """
         return self.store.is_complete & (self.trajectories.lengths < self.task.environment.episode_limit)
 
     def run_task(self, targets: Sequence[float] | None = None) -> RunTask:
@@ -88,7 +92,7 @@ class Dataset:
             dataset=self.name,
             data_env_ids=[part.env_id for part in self.parts],
             fingerprint=self.store.fingerprint,
-            data_returns=np.percentile(self.trajectories.returns, range(101)).round(2).tolist(),
+            data_returns=[float(f"{value:.7g}") for value in np.percentile(self.trajectories.returns, range(101))],
         )
 
     def model_shape(self, model: ModelConfig) -> ModelShape:

@@ -47,6 +47,15 @@ class Batch:
             }
         )
 
+    def at_steps(self, steps: Tensor) -> Self:
+        """Shorter windows: the steps (B, k) of each window, by their numbers."""
+
+        def gather(tensor: Tensor) -> Tensor:
+            index = steps.view(*steps.shape, *(1,) * (tensor.dim() - 2)).expand(-1, -1, *tensor.shape[2:])
+            return tensor.gather(1, index)
+
+        return type(self)(**{f.name: gather(getattr(self, f.name)) for f in fields(self)})
+
     def pin_memory(self) -> Self:
         """Copy the batch to page-locked memory, from which a GPU copies asynchronously."""
         return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})

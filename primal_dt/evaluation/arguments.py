@@ -1,5 +1,6 @@
 """The command line of ``evaluate.py``."""
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,8 @@ class EvaluateConfig:
         for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
         if self.policy is not None and (given := [name for name, value in for_runs.items() if value]):
             raise ValueError(f"{given[0]} is for runs only and cannot be used with --policy")
+        if self.targets != "auto" and (wrong := [target for target in self.targets if not math.isfinite(target)]):
+            raise ValueError(f"targets ({wrong[0]}) must be finite")
         minimums = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
         minimums["workers"] = (self.workers or 0, 0)
         for name, (value, minimum) in minimums.items():

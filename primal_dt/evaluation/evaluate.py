@@ -125,10 +125,10 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate a run. Only episodes that are not cached are run; each is cached as soon as it ends."""
     targets = run.task.targets
-    if plan.targets and not targets:
-        raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given targets")
-    if plan.targets:
-        targets = (targets[0], *(run.task.spread_targets() if plan.targets == "auto" else plan.targets))
+    if plan.targets == "auto" and targets:
+        targets = (targets[0], *run.task.spread_targets())
+    elif plan.targets and plan.targets != "auto":
+        targets = (*targets[:1], *plan.targets)
     pairs = target_seed_pairs(targets, num_episodes=plan.num_episodes, seed=plan.seed)
     cache = EpisodeCache(run.evaluations_folder, _depends_on(run, plan, mode=mode, device=device), fresh=plan.fresh)
     missing = [pair for pair in pairs if cache.get(*pair) is None]

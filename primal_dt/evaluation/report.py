@@ -3,6 +3,7 @@
 Nothing is selected here: a task's headline target is fixed before the evaluation, and the report has every episode.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_dt.config import EARLIER_VALUES
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.evaluation.score import TargetSummary, normalized, summarize, target_text
 from primal_dt.evaluation.statistics import (
@@ -32,6 +32,15 @@ LISTENS, NUM_TARGETS = 0.5, 4
 """Policies with a lower rank correlation of target and achieved return get a warning. It needs so many targets."""
 PROFILE_THRESHOLDS = tuple(range(0, 121, 10))
 
+METHODS: Mapping[str, Any] = {
+    "conditioning": "return",
+    "action_loss": "mse",
+    "action_dropout": 0.0,
+    "top_fraction": 1.0,
+    "validation": 0.0,
+    "critic_weight": 0.0,
+}
+"""Settings that choose a method, and their values in the published Decision Transformer."""
 Published = Mapping[str, Mapping[str, tuple[float, float]]]
 """Data set -> attention stack -> published mean and spread."""
 
@@ -158,11 +167,16 @@ class Group:
 
     @property
     def target_correlation(self) -> float | None:
-        """The rank correlation of target and achieved return over all targets; None for fewer than four targets."""
+        """The rank correlation of target and achieved return; None for fewer than four targets.
+
+        Targets that are far above the data's returns do not count.
+        """
         if len(self.results) < NUM_TARGETS:
             return None
-        targets = [result.target for result in self.results if result.target is not None]
-        return rank_correlation(targets, [result.return_mean for result in self.results])
+        task = self.first.task
+        limit = task.spread_targets()[-1] if task.data_returns else math.inf  # a headline target may be far above
+        pairs = [(result.target, result.return_mean) for result in self.results if (result.target or 0.0) <= limit]
+        return rank_correlation(*zip(*pairs, strict=True)) if len(pairs) >= NUM_TARGETS else None
 
 
 @dataclass(frozen=True)
@@ -264,7 +278,12 @@ class Report:
         return averages
 
     def published_for(self, run: Evaluation) -> tuple[float, float] | None:
-        """The published mean and spread for a run's data set and policy; None if there are none."""
+        """The published mean and spread for a run's data set and policy; None if there are none.
+
+        They are those of the published Decision Transformer, not of other methods with the same attention.
+        """
+        if any(run.settings.get(name, value) != value for name, value in METHODS.items()):
+            return None
         return self.published.get(run.task.dataset, {}).get(run.policy)
 
     def as_json(self) -> dict[str, Any]:
@@ -289,17 +308,15 @@ class Report:
 
 
 def _labels(runs: Sequence[Evaluation]) -> list[str]:
-    """The label of each run: the policy, and the settings in which runs of the same policy and data set differ.
+    """The label of each run: the policy, and the settings in which runs of the same policy differ.
 
-    Settings with the value of versions that lacked them are left out: what a run does not use.
+    A method that a run does not use, such as critics, is not mentioned.
     """
     labels = []
     for run in runs:
-        alike = [
-            other.settings for other in runs if (other.policy, other.task.dataset) == (run.policy, run.task.dataset)
-        ]
+        alike = [other.settings for other in runs if other.policy == run.policy]
         names = [name for name in run.settings if len({str(settings.get(name)) for settings in alike}) > 1]
-        shown = [name for name in names if name not in EARLIER_VALUES or run.settings[name] != EARLIER_VALUES[name]]
+        shown = [name for name in names if name not in METHODS or run.settings[name] != METHODS[name]]
         labels.append(", ".join([run.policy, *(f"{name} {run.settings[name]}" for name in shown)]))
     return labels
 

@@ -195,6 +195,7 @@ def _csv_row(group: Group, result: TargetResult) -> dict[str, object]:
         "steps": " ".join(_or_nothing(each.step) for each in group.runs),
         "seeds": " ".join(_or_nothing(each.seed) for each in group.runs),
         "target": result.target,
+        "predicted_return": result.predicted_mean,
         "headline": result.is_headline,
         "episodes": result.num_episodes,
         "normalized_mean": result.mean,

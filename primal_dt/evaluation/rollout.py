@@ -16,7 +16,10 @@ __all__ = ["Environment", "Episode", "Policy", "RolloutError", "rollout"]
 
 
 class Policy(Protocol):
-    """A policy that acts in several environments at once."""
+    """A policy that acts in several environments at once.
+
+    It may also have ``predicted_returns``: the predicted returns-to-go (E,) that its last actions follow, or None.
+    """
 
     def reset(self, targets: NDArray[np.float64], /) -> None:
         """Begin an episode in each of E environments, with the target returns (E,)."""
@@ -26,10 +29,6 @@ class Policy(Protocol):
 
     def observe(self, rewards: NDArray[np.float64], /) -> None:
         """Receive the rewards (E,) of the last actions."""
-
-    @property
-    def predicted_returns(self) -> NDArray[np.float64] | None:
-        """The predicted returns-to-go (E,) that the last actions follow; None if the policy predicts none."""
 
     def keep(self, rows: NDArray[np.bool_], /) -> None:
         """Continue with the environments where ``rows`` (E,) is True. The episodes of the others have ended."""
@@ -116,7 +115,7 @@ def _run(
     predicted: list[float | None] = [None] * count
     while len(running):
         actions = policy.act(observations)
-        if length == 0 and (first := policy.predicted_returns) is not None:
+        if length == 0 and (first := getattr(policy, "predicted_returns", None)) is not None:
             predicted = list(first.tolist())
         running_seeds = [seeds[i] for i in running.tolist()]
         _check("action", actions, running_seeds, step=length, observations=observations)

@@ -51,12 +51,15 @@ class LossTerms(NamedTuple):
     """Expectile loss of predicted returns-to-go."""
     guidance: Tensor | None = None
     """Term of value guidance, which the trainer adds."""
+    policy_value: Tensor | None = None
+    """Mean value of the predicted actions, in the units of rewards."""
 
     def scalars(self) -> dict[str, Tensor]:
         """The terms by the names under which they are logged."""
-        terms = {"loss": self.total, "action_mse": self.action_mse, "penalty": self.penalty}
-        terms |= {f"J/layer_{layer}": value for layer, value in self.objectives.items()}
-        more = {"action_nll": self.action_nll, "return_loss": self.return_loss, "guidance": self.guidance}
+        terms = {"train/loss": self.total, "train/action_mse": self.action_mse, "train/penalty": self.penalty}
+        terms |= {f"train/J/layer_{layer}": value for layer, value in self.objectives.items()}
+        more = {"train/action_nll": self.action_nll, "train/return_loss": self.return_loss}
+        more |= {"train/guidance": self.guidance, "critic/policy_value": self.policy_value}
         return terms | {name: value for name, value in more.items() if value is not None}
 
 

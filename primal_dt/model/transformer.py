@@ -179,13 +179,14 @@ class Block(nn.Module):
 class DecisionTransformer(nn.Module):
     """Tokens (R_1, s_1, a_1, ...) -> the action at each state, from the tokens before the state and the state itself.
 
-    Each kind of token has a linear embedding, plus a timestep embedding shared by all three. A LayerNorm and a causal
-    transformer follow. The action at a state token is ``center + radius * tanh(linear(x))``, which is within the action
-    box. The top block is computed at the state tokens only. There is no positional embedding other than the timestep's.
+    Each kind of token has a linear embedding, plus a timestep embedding that the tokens of a step share. A LayerNorm
+    and a causal transformer follow. The action at a state token is ``center + radius * tanh(linear(x))``, which is
+    within the action box. The top block is computed only at the tokens whose output is used. There is no positional
+    embedding other than the timestep's.
 
-    With ``conditioning="max-return"`` the tokens are (s_1, R_1, a_1, ...), after Reinformer (arXiv 2405.08740): a
-    linear head predicts R_t at s_t, and the action is predicted at R_t. With ``conditioning="none"`` the tokens are
-    (s_1, a_1, ...): behavior cloning.
+    With ``conditioning="max-return"`` the tokens are (s_1, R_1, a_1, ...), after Reinformer (arXiv 2405.08740): a head
+    (LayerNorm and linear) predicts R_t at s_t, and the action is predicted at R_t. With ``conditioning="none"`` the
+    tokens are (s_1, a_1, ...): behavior cloning.
 
     With ``action_loss="gaussian"`` a second linear head predicts the logarithm of each action's standard deviation.
 
@@ -317,10 +318,6 @@ class DecisionTransformer(nn.Module):
             raise ValueError(
                 "a window has padding before a valid step: padding must be on the right, after all valid steps"
             )
-
-    def best_returns_at(self, x: Tensor, timestep: int) -> Tensor:
-        """The predicted best returns-to-go at states of a timestep, capped, scaled: (..., D) -> (..., 1)."""
-        return self.return_head(x).clamp(max=self.return_cap[timestep])
 
     def log_std_at(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., A), logarithms of the standard deviations of actions."""

@@ -112,7 +112,7 @@ class Inference(ABC):
         if model.shape.conditioning == "max-return":  # the state first: its output predicts the return
             at_state = self._newest(rows, self._embed(values, last - 1), last - 1)  # (n, 1, D)
             cap = model.return_cap[self.timestep]
-            returns = (returns * model.best_returns_at(at_state[:, 0], self.timestep)).clamp(max=cap)
+            returns = (returns * model.return_head(at_state[:, 0])).clamp(max=cap)
             token = model.embed_norm(model.embed_return(returns) + model.embed_timestep.weight[self.timestep])
             x = self._newest(rows, token[:, None], last)
         else:

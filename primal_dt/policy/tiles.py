@@ -14,9 +14,9 @@ import torch
 __all__ = ["Tiles"]
 
 MOST_THREADS = 4
-"""Maximum number of threads for one tile. In streaming mode a tile has 64 environments with 3 new tokens each. These
-192 rows, divided among 1 to 4 threads, are a multiple of the rows that a kernel processes at a time, so that the number
-of threads does not change how it rounds."""
+"""Maximum number of threads for one tile. In streaming mode a tile has 64 rows with 3 new tokens each. These 192
+tokens, divided among 1 to 4 threads, are a multiple of what a kernel processes at a time, so that the number of threads
+does not change how it rounds."""
 
 
 class Tiles:

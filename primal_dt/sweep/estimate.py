@@ -124,9 +124,13 @@ def show_plan(
 
 
 def _kind(job: Job) -> str:
-    """Return the attention stack and rank of a job. Jobs that share them are assumed to be equally fast."""
+    """Return what a job's speed depends on most. Jobs that share it are assumed to be equally fast."""
     model = job.config.model
-    return model.attention if model.rank is None else f"{model.attention}, rank {model.rank}"
+    words: list[str] = [model.attention]
+    words += [f"rank {model.rank}"] if model.rank is not None else []
+    words += [f"conditioning {model.conditioning}"] if model.conditioning != "return" else []
+    words += ["critics"] if job.config.optimizer.critic_weight else []
+    return ", ".join(words)
 
 
 def _try_kinds(

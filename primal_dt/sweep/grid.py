@@ -46,6 +46,12 @@ class Grid:
     arms: tuple[Arm, ...] = ()
     """Methods to compare, instead of attention stacks."""
 
+    @property
+    def arm_flags(self) -> set[str]:
+        """Flags of ``train.py`` that arms set, so that they cannot be given for all runs."""
+        names = {name for arm in self.arms for name in (*arm.model, *arm.optimizer)}
+        return {f"--{name.replace('_', '-')}" for name in names}
+
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield the combinations. Rank and eta vary only for stacks with a primal layer; the others have neither."""
         arms = self.arms or tuple(Arm("", attention) for attention in self.attention)
@@ -141,7 +147,9 @@ def jobs_of(
         model = replace(base.model, **changes)
         run = replace(base.run, seed=point["seed"], out=str(out.resolve()), threads=threads, device=device)
         optimizer = replace(base.optimizer, **arm.optimizer)
-        config = replace(base, dataset=dataset, model=model, optimizer=optimizer, run=run)
+        targets = base.evaluation.targets if model.conditioning == "return" else None
+        evaluation = replace(base.evaluation, targets=targets)
+        config = replace(base, dataset=dataset, model=model, optimizer=optimizer, evaluation=evaluation, run=run)
         identity = identity_of(config, fingerprint=fingerprints[dataset], episodes=grid.episodes)
         name = f"{_label(config, PRESETS[grid.preset][1], arm)}__s{point['seed']}__{identity}"
         jobs.setdefault(

@@ -6,10 +6,11 @@ last step k, ``sum_{i=t}^{k-1} gamma^{i-t} r_i + gamma^{k-t} min Q'(s_k, a'_k)``
 critics and a' the action of the moving average of the model. If the environment ends the episode at step k, the value
 at k is its reward.
 
-Departures from the published code: the denominator has the actions of the data, so that it is known before the model is
-computed; there is no loss for the prediction of the next state.
+Departures from the published code: the critics' windows are at least 10 steps long, whatever the model's context; the
+denominator has the actions of the data, so that it is known before the model is computed; there is no loss for the
+prediction of the next state.
 
-Axes: B batch, K context steps, S state, A action.
+Axes: B batch, H steps of the critics' windows, K context steps, S state, A action.
 """
 
 import copy
@@ -31,8 +32,11 @@ __all__ = ["Guidance", "ValueRange", "value_range", "window_targets"]
 
 DISCOUNT, AVERAGE, CRITIC_RATE = 0.99, 0.005, 3e-4
 """The published discount, average and learning rate of the critics."""
-SCALARS = ("critic/loss", "critic/value", "critic/value_std", "critic/disagreement")
-"""Names of what is logged about the critics."""
+MIN_HORIZON = 10
+"""Minimum number of steps in the critics' windows."""
+POLICY_VALUE = "critic/policy_value"
+SCALARS = ("critic/loss", "critic/value", "critic/value_std", "critic/disagreement", POLICY_VALUE)
+"""Names of what is logged about the critics. The last one is known only after the model was computed."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,12 @@ class ValueRange:
         return max(abs(self.low), abs(self.high)) or 1.0
 
     def is_beyond(self, value: float) -> bool:
-        """Whether a mean value is further outside the range than its width: the critics have diverged."""
-        width = self.high - self.low
-        return not self.low - width <= value <= self.high + width
+        """Whether a mean value is outside the range by more than a hundredth of its scale: the critics have diverged.
+
+        A mean over states is far inside the range of the data, unless the policy is much better at every state.
+        """
+        margin = 0.01 * self.scale
+        return not self.low - margin <= value <= self.high + margin
 
 
 def value_range(trajectories: Trajectories, discount: float = DISCOUNT) -> ValueRange:
@@ -74,12 +81,12 @@ def window_targets(batch: RewardBatch, last_values: Tensor, discount: float) -> 
         discount: gamma.
 
     Returns:
-        The values (B, K), and a mask (B, K) of the steps that have one. The last step has one only if the environment
+        The values (B, H), and a mask (B, H) of the steps that have one. The last step has one only if the environment
         ended the episode there: otherwise its own value is where the sum ends.
     """
     last = batch.valid.sum(1) - 1  # (B,)
     steps = torch.arange(batch.valid.shape[1], device=last.device)
-    is_last = steps == last[:, None]  # (B, K)
+    is_last = steps == last[:, None]  # (B, H)
     ended = (batch.terminated & is_last).any(1)  # (B,)
     value = torch.zeros_like(last_values)
     columns = []
@@ -134,17 +141,13 @@ class Guidance:
                     dist.broadcast(tensor, 0)
 
     def update_critics(self, batch: RewardBatch) -> dict[str, Tensor]:
-        """Train the critics on a batch. Returns what is logged, in the units of rewards."""
+        """Train the critics on windows of H steps. Returns what is logged, in the units of rewards."""
         with torch.no_grad():
-            actions = self.average_model(batch).actions  # (B, K, A)
-            last = (batch.valid.sum(1) - 1)[:, None, None]  # (B, 1, 1)
-            states, actions = (x.gather(1, last.expand(-1, 1, x.shape[-1]))[:, 0] for x in (batch.states, actions))
-            last_values = self.average_critic.least(states, actions) * self._unit  # (B,)
-            targets, has_value = window_targets(batch, last_values, self.discount)
+            targets, has_value = window_targets(batch, self._last_values(batch) * self._unit, self.discount)
             targets, count = targets / self._unit, has_value.sum()
             _sum_over_processes(count)
         self.critic.requires_grad_(True)
-        values = self.critic(batch.states, batch.actions)  # (2, B, K)
+        values = self.critic(batch.states, batch.actions)  # (2, B, H)
         loss = (values - targets).square().masked_fill(~has_value, 0.0).sum() / count
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -162,14 +165,28 @@ class Guidance:
         self._size = torch.stack(size)
         scale = self.values.scale
         spread = (square - mean.square()).clamp(min=0).sqrt()
-        return dict(zip(SCALARS, (loss_value, mean * scale, spread * scale, apart * scale), strict=True))
+        return dict(zip(SCALARS[:-1], (loss_value, mean * scale, spread * scale, apart * scale), strict=True))
 
-    def term(self, actions: Tensor, batch: RewardBatch, num_valid: Tensor, *, swapped: bool) -> Tensor:
-        """``-w * mean Q_i(s, a_hat) / mean |Q_j(s, a)|`` over the valid steps of the whole batch."""
+    def _last_values(self, batch: RewardBatch) -> Tensor:
+        """Values (B,) at the last valid steps, of the averaged model's actions, in the critics' unit."""
+        context = min(self._model.shape.context, batch.valid.shape[1])
+        last = batch.valid.sum(1) - 1  # (B,)
+        first = (last - context + 1).clamp(min=0)
+        ending = batch.at_steps(first[:, None] + torch.arange(context, device=last.device))  # (B, K)
+        actions = self.average_model(ending).actions  # (B, K, A)
+        place = (last - first)[:, None, None]  # (B, 1, 1)
+        at_last = (x.gather(1, place.expand(-1, 1, x.shape[-1]))[:, 0] for x in (ending.states, actions))
+        return self.average_critic.least(*at_last)
+
+    def terms(self, actions: Tensor, batch: RewardBatch, num_valid: Tensor, *, swapped: bool) -> tuple[Tensor, Tensor]:
+        """``-w * mean Q_i(s, a_hat) / mean |Q_j(s, a)|`` over the valid steps of the whole batch, and the mean value.
+
+        The mean value is in the units of rewards.
+        """
         i, j = (1, 0) if swapped else (0, 1)
         values = self.critic.critics[i](torch.cat((batch.states, actions), dim=-1))[..., 0]  # (B, K)
         mean = values.masked_fill(~batch.valid, 0.0).sum() / num_valid
-        return -self.weight * mean / self._size[j].clamp(min=1e-6)
+        return -self.weight * mean / self._size[j].clamp(min=1e-6), mean.detach() * self.values.scale
 
     @torch.no_grad()
     def update_averages(self) -> None:
@@ -179,25 +196,24 @@ class Guidance:
 
     def problem(self, scalars: Mapping[str, float]) -> str | None:
         """A message if the critics have diverged by what is logged, else None."""
-        if not self.values.is_beyond(scalars["critic/value"]):
+        if not self.values.is_beyond(scalars[POLICY_VALUE]):
             return None
         low, high = self.values.low, self.values.high
         return (
-            f"the critics have diverged: their mean value is far outside the data's discounted returns, {low:.0f} to "
-            f"{high:.0f} (see critic/value); their guidance is wrong, so use a smaller --critic-weight"
+            f"the critics have diverged: their mean value is outside the data's discounted returns, {low:.4g} to "
+            f"{high:.4g} (see {POLICY_VALUE}); their guidance is wrong, so use a smaller --critic-weight"
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The state that resuming needs."""
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {**parts, "optimizer": self._optimizer.state_dict(), "size": self._size.clone()}
+        return {**parts, "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._size.copy_(state["size"])
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"critic": self.critic, "average_critic": self.average_critic, "average_model": self.average_model}

@@ -13,7 +13,8 @@ HEADLINE = "eval/normalized_return"
 ABOUT = """
 | curve | what it is |
 |---|---|
-| `train/loss` | training loss, `train/action_mse + eta * train/penalty`: mean over the steps between two points |
+| `train/loss` | training loss, the sum of its terms; by default `train/action_mse + eta * train/penalty`. Like all \
+`train/` curves, a mean over the steps between two points |
 | `train/action_mse` | mean squared error of the actions |
 | `train/action_nll` | with `--action-loss gaussian`: negative log-likelihood of the actions, without its constant |
 | `train/return_loss` | with `--conditioning max-return`: expectile loss of the predicted returns-to-go |
@@ -26,6 +27,8 @@ ABOUT = """
 90th percentile, divided by the spread of the data's actions: 0 = the policy ignores its target |
 | `train/guidance` | with `--critic-weight`: term of value guidance in the loss |
 | `critic/value`, `critic/value_std` | mean and standard deviation of the values of the data's actions |
+| `critic/policy_value` | mean value of the policy's actions: outside the data's discounted returns, the critics have \
+diverged |
 | `critic/loss`, `critic/disagreement` | squared error of the critics, and mean difference between the two |
 | `valid/action_mse`, `valid/action_mse_best` | mean squared error of the actions in episodes that are held out from \
 training (`--validation`), and in the best tenth of them |

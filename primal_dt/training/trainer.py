@@ -264,14 +264,16 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        num_valid = batch.valid.sum()
-        if self._num_processes > 1:
-            dist.all_reduce(num_valid)
         later: dict[str, Tensor] = {}  # values that are not terms of the loss
         if self.guidance is not None:
             assert isinstance(batch, RewardBatch)
             with record_function("train/critics"):
                 later |= self.guidance.update_critics(batch)
+            context = min(self.model.shape.context, batch.valid.shape[1])  # the critics' windows may be longer
+            batch = batch.at_steps(torch.arange(context, device=self.device).expand(len(batch.valid), -1))
+        num_valid = batch.valid.sum()
+        if self._num_processes > 1:
+            dist.all_reduce(num_valid)
         parts = _parts(batch, self.config.accumulate * self.num_shards)
         terms = self._in_turn(parts, num_valid) if self._threads is None else self._side_by_side(parts, num_valid)
         with record_function("train/optimizer"):
@@ -325,10 +327,10 @@ class Trainer:
             if self.guidance is None:
                 return terms
             assert isinstance(part, RewardBatch)
-            guidance = self.guidance.term(
+            guidance, value = self.guidance.terms(
                 output.actions, part, num_valid, swapped=bool(_mixed(self.seed, self.step) & 1)
             )
-            return terms._replace(total=terms.total + guidance, guidance=guidance)
+            return terms._replace(total=terms.total + guidance, guidance=guidance, policy_value=value)
 
     def _without_sync(self, more_to_come: bool) -> Any:
         """Context manager that exchanges gradients with other processes only for the last part of a batch."""
@@ -338,7 +340,7 @@ class Trainer:
 
     def _vector(self, loss: LossTerms) -> Tensor:
         """The terms of the loss in the order of the names; zero where the update has a value later."""
-        scalars = {f"train/{name}": value for name, value in loss.scalars().items()}
+        scalars = loss.scalars()
         zero = torch.zeros_like(loss.total)
         return torch.stack([scalars.get(name, zero) for name in self._names]).detach()
 

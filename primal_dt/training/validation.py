@@ -20,22 +20,20 @@ class Validation:
     """The windows and returns-to-go to measure a model with."""
 
     probe: Batch
-    """Windows for the return sensitivity: of held-out episodes, if there are any."""
+    """Windows of held-out episodes if there are any, else of the training's."""
     returns: tuple[float, float]
     """The 10th and the 90th percentile of the data's returns-to-go, scaled."""
-    held_out: Batch | None = None
-    """Windows of held-out episodes."""
-    held_out_best: Batch | None = None
-    """Windows of the best tenth of the held-out episodes."""
+    best: Batch | None = None
+    """Windows of the best tenth of the held-out episodes, if there are any."""
 
     def scalars(self, model: DecisionTransformer) -> dict[str, float]:
         """Measure a model. Returns the values by the names under which they are logged."""
         values = {}
         if model.shape.conditioning != "none":
             values["train/return_sensitivity"] = return_sensitivity(model, self.probe, *self.returns)
-        if self.held_out is not None and self.held_out_best is not None:
-            values["valid/action_mse"] = action_mse(model, self.held_out)
-            values["valid/action_mse_best"] = action_mse(model, self.held_out_best)
+        if self.best is not None:
+            values["valid/action_mse"] = action_mse(model, self.probe)
+            values["valid/action_mse_best"] = action_mse(model, self.best)
         return values
 
 

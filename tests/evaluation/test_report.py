@@ -106,7 +106,7 @@ def test_runs_that_differ_only_in_seed_form_a_group() -> None:
 def test_labels_name_the_settings_that_differ() -> None:
     other = run(configuration="d", settings={"context": 20, "lr": 0.1})
     labels = [group.label for group in Report.of([run(), other, run(dataset="x")]).groups]
-    assert labels == ["primal-plus, context 10", "primal-plus, context 20", "primal-plus"]
+    assert labels == ["primal-plus, context 10", "primal-plus, context 20", "primal-plus, context 10"]
 
 
 def test_a_target_that_a_seed_lacks_has_no_result() -> None:
@@ -146,6 +146,22 @@ def test_labels_name_what_a_run_uses_beyond_the_others() -> None:
     report = Report.of([replace(plain, settings=settings), replace(other, settings=changed)])
     labels = [group.label for group in report.groups]
     assert labels == ["primal-plus", "primal-plus, conditioning max-return, critic_weight 1.0"]
+    elsewhere = replace(other, settings=changed, task=replace(other.task, dataset="walker2d-medium-v2"))
+    other_data = Report.of([replace(plain, settings=settings), elsewhere], published=PUBLISHED)
+    assert [group.label for group in other_data.groups] == labels
+    assert other_data.averages() == []  # different methods have no average
+    assert other_data.published_for(elsewhere) is None
+    assert other_data.published_for(plain) == (74.5, 0.6)
+
+
+def test_targets_far_above_the_data_do_not_count_for_listening() -> None:
+    """It rises with every target up to the data's highest, and fails at a headline target far above."""
+    targets = (3600.0, 500.0, 650.0, 800.0, 1000.0)
+    scores = dict(zip(targets, (5, 10, 20, 30, 40), strict=True))
+    every = tuple(episode for target, score in scores.items() for episode in episodes(target, score))
+    data = tuple(np.linspace(400, 1000, 101).tolist())
+    assert Report.of([run(0, episodes=every, data_returns=data)]).groups[0].target_correlation == pytest.approx(1.0)
+    assert Report.of([run(0, episodes=every)]).groups[0].target_correlation == pytest.approx(0.0)
 
 
 def test_policies_without_targets_show_what_they_predict(tmp_path: Path) -> None:

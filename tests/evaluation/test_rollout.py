@@ -64,8 +64,6 @@ class TargetPolicy:
         self.seen += [(t, *o) for t, o in zip(self.targets, observations.tolist(), strict=True)]
         return self.targets[:, None]
 
-    predicted_returns = None
-
     def observe(self, rewards: np.ndarray, /) -> None:
         assert len(rewards) == len(self.targets)
 

@@ -72,6 +72,11 @@ def test_arms_change_what_they_name(tmp_path: Path) -> None:
     assert arms["primal-plus"].model == QUICK.model
     assert arms["max-return"].model == replace(QUICK.model, conditioning="max-return")
     assert arms["guided"].optimizer == replace(QUICK.optimizer, critic_weight=1.0)
+    assert SWEEPS["policies"].arm_flags == {"--conditioning", "--top-fraction", "--critic-weight"}
+    targets = replace(QUICK, evaluation=replace(QUICK.evaluation, targets=(100.0,)))
+    options: Any = {"threads": 1, "device": "cpu", "fingerprint": lambda dataset, base: dataset}
+    with_targets = jobs_of(SWEEPS["policies"], targets, out=tmp_path, **options)
+    assert {job.config.evaluation.targets for job in with_targets} == {None, (100.0,)}
     with pytest.raises(ValueError, match="--attention cannot be given with the sweep policies"):
         SweepConfig("policies", attention=("softmax",))
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 RUNS: list[tuple[ModelShape, dict[str, Any]]] = [
     (WITHOUT_DROPOUT, {"batch_size": 7}),
     (WITHOUT_DROPOUT, {"batch_size": 7, "accumulate": 2}),
-    (WITHOUT_DROPOUT, {"batch_size": 7, "critic_weight": 0.5}),
+    (WITHOUT_DROPOUT, {"batch_size": 7, "critic_weight": 0.5, "critic_context": 6}),
+    (replace(WITHOUT_DROPOUT, conditioning="max-return", action_loss="gaussian"), {"batch_size": 7}),
 ]
 SCRIPT = """
 import json, sys

@@ -69,22 +69,27 @@ def test_the_value_range_is_that_of_discounted_returns() -> None:
 
 def test_a_mean_value_far_outside_the_data_is_beyond() -> None:
     values = ValueRange(-10.0, 30.0)
-    assert not any(map(values.is_beyond, (-50.0, 0.0, 70.0)))
-    assert all(map(values.is_beyond, (-51.0, 71.0, float("nan"))))
+    assert not any(map(values.is_beyond, (-10.0, 0.0, 30.0)))
+    assert all(map(values.is_beyond, (-11.0, 31.0, float("nan"))))
     assert values.scale == 30.0
+    assert not ValueRange(0.0, 0.0).is_beyond(0.0)  # all rewards are zero
     guidance = Guidance(DecisionTransformer(MODEL), weight=1.0, values=values, reward_scale=1.0)
-    assert guidance.problem({"critic/value": 69.0}) is None
-    assert "diverged" in str(guidance.problem({"critic/value": 71.0}))
+    assert guidance.problem({"critic/policy_value": 29.0}) is None
+    assert "diverged" in str(guidance.problem({"critic/policy_value": 31.0}))
 
 
-def test_critics_learn_the_values_of_a_chain() -> None:
-    """The value of state t is gamma^(end - t), by sums inside a window and, from window to window, by the average."""
+@pytest.mark.parametrize("context", [1, 3])
+def test_critics_learn_the_values_of_a_chain(context: int) -> None:
+    """The value of state t is gamma^(end - t), by sums inside a window and, from window to window, by the average.
+
+    The critics' windows may be longer than the model's context.
+    """
     data = chain()
     units = Normalizer(np.zeros(3, np.float32), np.ones(3, np.float32), 1.0)
     ends = np.ones(len(data.lengths), np.bool_)
     sampler = WindowSampler(data, units, context=3, batch_size=32, seed=0, is_terminated=ends)
     torch.manual_seed(0)
-    model = DecisionTransformer(replace(MODEL, context=3))
+    model = DecisionTransformer(replace(MODEL, context=context))
     options = {"discount": GAMMA, "average": 0.1, "lr": 3e-3}
     guidance = Guidance(model, weight=1.0, values=value_range(data, GAMMA), reward_scale=1.0, **options)
     for step in range(200):
@@ -116,7 +121,8 @@ def test_guidance_moves_actions_to_larger_values() -> None:
     batch = replace(batch, states=torch.randn(1, 3, 3))
     for i in range(2):
         actions = torch.randn(1, 3, 2, requires_grad=True)
-        term = guidance.term(actions, batch, batch.valid.sum(), swapped=bool(i))
+        term, value = guidance.terms(actions, batch, batch.valid.sum(), swapped=bool(i))
+        assert float(value) == pytest.approx(float(guidance.critic(batch.states, actions)[i, 0, :2].mean().detach()))
         (moved,) = torch.autograd.grad(term, actions)
         (up,) = torch.autograd.grad(guidance.critic(batch.states, actions)[i, :, :2].sum(), actions)
         torch.testing.assert_close(moved, -2.0 * up / 2)

@@ -51,6 +51,7 @@ def make(
     weights_seed: int | None = None,
     process: int = 0,
     num_processes: int = 1,
+    critic_context: int | None = None,
     **changes: Any,
 ) -> Trainer:
     """A trainer with changes to the optimizer's configuration. The environment ended every other episode."""
@@ -63,7 +64,7 @@ def make(
     sampler = WindowSampler(
         data,
         UNITS,
-        context=shape.context,
+        context=critic_context or shape.context,
         batch_size=config.batch_size,
         seed=seed,
         is_terminated=None if guidance is None else np.arange(len(data.lengths)) % 2 == 0,
@@ -176,12 +177,33 @@ def test_resume_is_bit_identical_with_other_losses(change: dict[str, Any], criti
         torch.testing.assert_close(second.critic.state_dict(), whole.critic.state_dict(), atol=0, rtol=0)
 
 
-def test_guidance_changes_the_training() -> None:
-    without, weak, strong = (make(critic_weight=weight) for weight in (0.0, 1e-9, 1.0))
-    for trainer in (without, weak, strong):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_guidance_of_weight_zero_is_bit_equal_to_none(shards: int) -> None:
+    without, zero, strong = (make(critic_weight=weight, shards=shards) for weight in (0.0, 1.0, 1.0))
+    assert zero.guidance is not None
+    zero.guidance.weight = 0.0
+    for trainer in (without, zero, strong):
         list(trainer)
-    torch.testing.assert_close(weights(without), weights(weak), atol=1e-4, rtol=0)
+    assert torch.equal(weights(without), weights(zero))
     assert (weights(without) - weights(strong)).abs().max() > 1e-3
+
+
+def test_critics_have_longer_windows_than_the_model() -> None:
+    """The model is trained on the first steps of the windows, as it would be without critics."""
+    short, long = make(steps=3, log=1), make(steps=3, log=1, critic_weight=1.0, critic_context=9)
+    assert long.guidance is not None
+    long.guidance.weight = 0.0
+    seen: list[int] = []
+    forward = long.model.forward
+
+    def watched(batch: Batch, **options: Any) -> ModelOutput:
+        seen.append(batch.valid.shape[1])
+        return forward(batch, **options)
+
+    long.model.forward = watched  # type: ignore[method-assign]
+    assert [point.loss for point in long] == [point.loss for point in short]
+    assert set(seen) == {SHAPE.context}
+    assert torch.equal(weights(short), weights(long))
 
 
 def test_metrics_are_means_since_the_last_point() -> None:

@@ -41,5 +41,5 @@ def test_the_sensitivity_is_the_move_in_units_of_the_spread() -> None:
 def test_only_what_can_be_measured_is_logged() -> None:
     cloning = random_model(replace(SHAPE, conditioning="none"), 0.3, torch.float64)
     assert Validation(BATCH, (0.0, 1.0)).scalars(cloning) == {}
-    every = Validation(BATCH, (0.0, 1.0), held_out=BATCH, held_out_best=BATCH).scalars(MODEL)
+    every = Validation(BATCH, (0.0, 1.0), best=BATCH).scalars(MODEL)
     assert list(every) == ["train/return_sensitivity", "valid/action_mse", "valid/action_mse_best"]
