@@ -2,11 +2,12 @@
 
 The update of a weight matrix is the orthogonal factor of its momentum, so that all directions move equally far (Jordan
 et al., 2024). It is scaled to the size of AdamW's updates (Liu et al., 2025). This is ``torch.optim.Muon`` with
-``adjust_lr_fn="match_rms_adamw"``, with two differences:
+``adjust_lr_fn="match_rms_adamw"``, with three differences:
 
 * torch always iterates in bfloat16. CPUs without bfloat16 units emulate it, which is many times slower, so this
   implementation uses bfloat16 on GPUs only.
 * Matrices of the same shape are processed in one batch.
+* In single precision, the iteration on a wide matrix X runs on its small Gram matrix X X'.
 
 Axes: N matrices of one shape, m rows, n columns, m <= n.
 """
@@ -30,13 +31,37 @@ def orthogonal_factor(matrices: Tensor) -> Tensor:
     The singular values of the result are between about 0.7 and 1.2. The iteration runs in bfloat16 on a GPU, and in
     single precision elsewhere.
     """
-    a, b, c = COEFFICIENTS
     x = matrices.bfloat16() if matrices.device.type == "cuda" else matrices.float()
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    is_wide = x.shape[-1] >= 2 * x.shape[-2] and x.dtype == torch.float32
+    return (_iterate_on_gram(x) if is_wide else _iterate(x)).to(matrices.dtype)
+
+
+def _iterate(x: Tensor) -> Tensor:
+    """``X <- a X + (b G + c G^2) X`` with ``G = X X'``, several times."""
+    a, b, c = COEFFICIENTS
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT  # (N, m, m)
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.to(matrices.dtype)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def _iterate_on_gram(x: Tensor) -> Tensor:
+    """The same with (N, m, m) matrices only: each X is ``P X_0``, where P and G are polynomials of the first G.
+
+    As such they commute, so that ``Q = a I + b G + c G^2`` takes P to ``Q P`` and G to ``Q G Q``.
+    """
+    a, b, c = COEFFICIENTS
+    gram = x @ x.mT
+    product: Tensor | None = None
+    for number in range(NUM_ITERATIONS):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = factor if product is None else factor @ product
+        if number < NUM_ITERATIONS - 1:
+            gram = factor @ gram @ factor
+    assert product is not None
+    return product @ x
 
 
 class Muon(torch.optim.Optimizer):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from primal_dt.training import muon
 from primal_dt.training.muon import Muon, orthogonal_factor
 
 
@@ -66,3 +67,15 @@ def test_state_round_trip() -> None:
 def test_only_matrices_are_supported() -> None:
     with pytest.raises(ValueError, match=r"Muon supports only matrices, not parameters of shape \(3,\)"):
         Muon([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-3, 1e-6, 0.0])
+def test_wide_matrices_iterate_on_their_gram_matrices(smallest: float) -> None:
+    """The result is that of the plain iteration, also for singular values of very different size."""
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(3, n, 16)).Q for n in (16, 64))
+    values = torch.logspace(0, -1, 16)
+    values[8:] *= smallest
+    matrices = left @ (values[:, None] * right.mT)
+    plain = muon._iterate((matrices / matrices.norm(dim=(-2, -1), keepdim=True)).double())
+    torch.testing.assert_close(orthogonal_factor(matrices).double(), plain, atol=2e-4, rtol=0)
