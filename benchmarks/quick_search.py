@@ -6,7 +6,7 @@ The rule, which was written down before any result was seen:
    a step of each is timed first, alternately, on two threads, and the number of steps follows from it.
 2. Round 1: every setting, on walker2d medium-expert and hopper medium-replay, one seed, for 100 seconds.
 3. Round 2: the best three and the base, on medium-expert and medium-replay of all three environments, two
-   other seeds, for 300 seconds.
+   other seeds, for 150 seconds.
 4. A setting's score is the mean over tasks and seeds of the normalized return at the headline target, by the last
    checkpoint, over 20 episodes. The setting with the highest score in round 2 becomes ``quick``.
 
@@ -121,7 +121,7 @@ ROUNDS = (
     Round(1, 100.0, ("primal/walker2d/medium-expert-v0", "primal/hopper/medium-replay-v0"), (100,)),
     Round(
         2,
-        300.0,
+        150.0,
         tuple(f"primal/{name}/{tier}-v0" for name in ENVIRONMENTS for tier in ("medium-expert", "medium-replay")),
         (101, 102),
     ),
