@@ -1,6 +1,6 @@
 """Critics: values of actions, ``Q(s, a)``, for value guidance.
 
-Axes: ... any leading axes, S state, A action.
+Axes: ... any leading axes, S state, F encoded action.
 """
 
 import torch
@@ -22,10 +22,11 @@ class TwinCritic(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.critics = nn.ModuleList(_mlp(shape.state_width + shape.action_width) for _ in range(2))
+        width = shape.state_width + shape.action_space().num_features
+        self.critics = nn.ModuleList(_mlp(width) for _ in range(2))
 
     def forward(self, states: Tensor, actions: Tensor) -> Tensor:
-        """Standardized states (..., S), actions (..., A) -> both values, (2, ...)."""
+        """Standardized states (..., S), encoded actions (..., F) -> both values, (2, ...)."""
         x = torch.cat((states, actions), dim=-1)
         return torch.stack([critic(x)[..., 0] for critic in self.critics])
 

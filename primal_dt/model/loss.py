@@ -2,7 +2,8 @@
 
 ``mean |a - a_hat|^2 + eta * mean_l mean(J_l^2)``. With ``action_loss="gaussian"`` the first term is the negative
 log-likelihood ``mean (|a - a_hat|^2 / (2 std^2) + log std)``, which weighs each error by the inverse of its predicted
-variance. With ``conditioning="max-return"`` the expectile loss of the predicted returns-to-go is added.
+variance. For actions that are choices it is the negative log-likelihood of the choices, the cross-entropy. With
+``conditioning="max-return"`` the expectile loss of the predicted returns-to-go is added.
 
 Axes: B batch, K context steps, A action.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from primal_dt.attention.ksvd import PenaltyReduction, reduce_layers
@@ -40,13 +42,13 @@ class LossTerms(NamedTuple):
     total: Tensor
     """The loss."""
     action_mse: Tensor
-    """Mean squared error over the entries of valid actions."""
+    """Mean squared error over the entries of valid actions; for choices, of their probabilities."""
     penalty: Tensor
     """``mean_l mean(J_l^2)`` over layers l and sequences, or the sum over layers; zero if no layer has a J."""
     objectives: dict[int, Tensor]
     """Layer index -> mean of J over sequences."""
     action_nll: Tensor | None = None
-    """Mean negative log-likelihood over the entries of valid actions, without its constant."""
+    """Mean negative log-likelihood over the entries of valid actions; of continuous ones without its constant."""
     return_loss: Tensor | None = None
     """Expectile loss of predicted returns-to-go."""
     guidance: Tensor | None = None
@@ -90,13 +92,18 @@ def loss_terms(
     sequences = len(batch.valid) if num_sequences is None else num_sequences
     # Padding counts neither in sums nor in their denominators. It is replaced, not multiplied by zero: it may be NaN.
     padding = ~batch.valid[..., None]  # (B, K, 1)
-    error = (output.actions - batch.actions).masked_fill(padding, 0.0)  # (B, K, A)
+    actions = batch.actions if output.encoded is None else output.encoded
+    error = (output.actions - actions).masked_fill(padding, 0.0)  # (B, K, F)
     action_mse = error.square().sum() / (steps * error.shape[-1])
     total, action_nll, return_loss = action_mse, None, None
     if output.log_std is not None:
         log_std = output.log_std.masked_fill(padding, 0.0)
         nll = 0.5 * (error * torch.exp(-log_std)).square() + log_std
         total = action_nll = nll.sum() / (steps * error.shape[-1])
+    if output.logits:
+        entries = zip(output.logits, batch.actions.masked_fill(padding, 0.0).long().unbind(-1), strict=True)
+        nlls = [F.cross_entropy(logits.mT, choice, reduction="none") for logits, choice in entries]  # (B, K) each
+        total = action_nll = torch.stack(nlls, dim=-1).masked_fill(padding, 0.0).sum() / (steps * len(nlls))
     if output.best_returns is not None:
         missed = (batch.returns_to_go - output.best_returns).masked_fill(padding, 0.0)  # (B, K, 1)
         return_loss = expectile_loss(missed / objective.return_size, objective.expectile).sum() / steps

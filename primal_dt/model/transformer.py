@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from primal_dt.attention import CAUSAL_KINDS, AttentionLayer, Positions, build_attention
 from primal_dt.attention.dropout import Dropout
 from primal_dt.data.sampler import Batch
+from primal_dt.model.actions import ActionSpace, BoxActions, CategoricalActions
 
 __all__ = ["ATTENTION_STACKS", "ActionLoss", "Conditioning", "DecisionTransformer", "ModelOutput", "ModelShape"]
 
@@ -38,9 +39,13 @@ class ModelOutput(NamedTuple):
     """The model's output for a batch."""
 
     actions: Tensor
-    """(B, K, A), within the action box."""
+    """(B, K, F), the predicted actions: within the action box, or the probability of each choice."""
     objectives: dict[int, Tensor]
     """Layer index -> J (B,), for layers that have one; empty if J was not requested."""
+    encoded: Tensor | None = None
+    """(B, K, F), the batch's actions in the same form as the prediction, where that differs from the actions."""
+    logits: tuple[Tensor, ...] = ()
+    """Unnormalized log-probabilities of the choices, (B, K, choices) for each entry of a categorical action."""
     log_std: Tensor | None = None
     """(B, K, A), logarithm of the standard deviation of each action, with ``action_loss="gaussian"``."""
     best_returns: Tensor | None = None
@@ -54,9 +59,9 @@ class ModelShape:
     state_width: int
     """S, the number of state entries."""
     action_low: tuple[float, ...]
-    """(A,), the lower bounds of the action box."""
+    """(A,), the lower bounds of the action box. Empty if actions are choices."""
     action_high: tuple[float, ...]
-    """(A,), the upper bounds of the action box."""
+    """(A,), the upper bounds of the action box. Empty if actions are choices."""
     attention: str = PRIMAL_PLUS
     """One of ``ATTENTION_STACKS``."""
     width: int = 128
@@ -86,6 +91,11 @@ class ModelShape:
     """Whether the model predicts actions only, or also their standard deviations."""
     action_dropout: float = 0.0
     """Probability with which a training window hides its past actions."""
+    unbounded: tuple[bool, ...] = ()
+    """(A,), True for entries of an action without bounds: their ``action_low`` and ``action_high`` are the data's mean
+    minus and plus its standard deviation. If empty: all have bounds."""
+    categories: tuple[int, ...] = ()
+    """(A,), the number of choices of each entry, if actions are choices."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTION_STACKS:
@@ -103,18 +113,34 @@ class ModelShape:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.categories:
+            if self.action_low or self.action_high or self.unbounded or min(self.categories) < 1:
+                raise ValueError(
+                    f"actions that are choices ({self.categories}) must have no bounds, and one choice each"
+                )
+            if self.action_loss != "mse":
+                raise ValueError(f"action_loss {self.action_loss} is for continuous actions: choices have a likelihood")
+            return
         if len(self.action_low) != len(self.action_high) or not self.action_low:
             raise ValueError(
                 f"action_low (length {len(self.action_low)}) and action_high (length {len(self.action_high)}) "
                 "must have the same length, at least 1"
             )
+        if self.unbounded and len(self.unbounded) != len(self.action_low):
+            raise ValueError(f"unbounded must have one entry for each of {len(self.action_low)}, not {self.unbounded}")
         if any(low >= high for low, high in zip(self.action_low, self.action_high, strict=True)):
             raise ValueError(f"every action_low {self.action_low} must be below its action_high {self.action_high}")
 
     @property
     def action_width(self) -> int:
         """A, the number of action entries."""
-        return len(self.action_low)
+        return len(self.categories or self.action_low)
+
+    def action_space(self) -> ActionSpace:
+        """Build the action space."""
+        if self.categories:
+            return CategoricalActions(self.categories)
+        return BoxActions(self.action_low, self.action_high, self.unbounded)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -198,8 +224,6 @@ class DecisionTransformer(nn.Module):
         shape: the sizes and the attention stack.
     """
 
-    action_center: Tensor
-    action_radius: Tensor
     return_cap: Tensor
     """(max_timesteps,), with ``conditioning="max-return"``: maximum of a predicted return-to-go by timestep, scaled."""
 
@@ -209,22 +233,20 @@ class DecisionTransformer(nn.Module):
         if shape.conditioning != "none":
             self.embed_return = nn.Linear(1, shape.width)
         self.embed_state = nn.Linear(shape.state_width, shape.width)
-        self.embed_action = nn.Linear(shape.action_width, shape.width)
+        self.action_space = shape.action_space()
+        self.embed_action = nn.Linear(self.action_space.num_features, shape.width)
         self.embed_timestep = nn.Embedding(shape.max_timesteps, shape.width)
         self.embed_norm = nn.LayerNorm(shape.width)
         self.embed_dropout = Dropout(shape.dropout)
         self.action_dropout = Dropout(shape.action_dropout)
         self.blocks = nn.ModuleList(Block(kind, shape) for kind in shape.layer_kinds)
         self.final_norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.action_width)
+        self.head = nn.Linear(shape.width, self.action_space.num_outputs)
         if shape.conditioning == "max-return":
             self.return_head = nn.Sequential(nn.LayerNorm(shape.width), nn.Linear(shape.width, 1))
             self.register_buffer("return_cap", torch.full((shape.max_timesteps,), torch.inf))
         if shape.action_loss == "gaussian":
             self.log_std_head = nn.Linear(shape.width, shape.action_width)
-        low, high = torch.tensor(shape.action_low), torch.tensor(shape.action_high)
-        self.register_buffer("action_center", (low + high) / 2, persistent=False)
-        self.register_buffer("action_radius", (high - low) / 2, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -276,22 +298,35 @@ class DecisionTransformer(nn.Module):
             at_states, x = x.unflatten(1, (-1, 2)).unbind(2)  # (B, K, D) each
             best = self.return_head(at_states)  # (B, K, 1)
         log_std = self.log_std_at(x) if self.shape.action_loss == "gaussian" else None  # (B, K, A)
-        return ModelOutput(self.actions_at(x), objectives, log_std, best)
+        space, outputs = self.action_space, self.head(self.final_norm(x))  # (B, K, O)
+        output = ModelOutput(space.predict(outputs), objectives, log_std=log_std, best_returns=best)
+        if not isinstance(space, CategoricalActions):
+            return output
+        encoded = space.encode(batch.actions.masked_fill(~batch.valid[..., None], 0.0))
+        return output._replace(encoded=encoded, logits=space.split(outputs))
 
     def tokens(self, batch: Batch) -> Tensor:
         """(B, L, D), the embedded sequence of returns-to-go (if they are tokens), states and actions."""
         padding = ~batch.valid[..., None]  # (B, K, 1), cleared: a NaN there would reach the gradients of the embeddings
         time = self.embed_timestep(batch.timesteps.masked_fill(~batch.valid, 0))  # (B, K, D)
-        values = {"return": batch.returns_to_go, "state": batch.states, "action": batch.actions}
+        actions = self.action_space.encode(batch.actions.masked_fill(padding, 0.0))  # (B, K, F)
         if self.training and self.shape.action_dropout:
-            shown = self.action_dropout(batch.actions.new_ones(len(batch.actions), 1, 1)) > 0  # (B, 1, 1)
-            values["action"] = batch.actions * shown
-        tokens = [self.embed(kind, values[kind].masked_fill(padding, 0.0)) + time for kind in self.shape.kinds]
+            actions = actions * (self.action_dropout(actions.new_ones(len(actions), 1, 1)) > 0)
+        values = {
+            "return": batch.returns_to_go.masked_fill(padding, 0.0),
+            "state": batch.states.masked_fill(padding, 0.0),
+            "action": actions,
+        }
+        tokens = [self._embed(kind, values[kind]) + time for kind in self.shape.kinds]
         interleaved = torch.stack(tokens, dim=2).flatten(1, 2)  # (B, K, T, D) -> (B, L, D)
         return self.embed_dropout(self.embed_norm(interleaved))
 
     def embed(self, kind: str, values: Tensor) -> Tensor:
         """Embed returns-to-go (..., 1), states (..., S) or actions (..., A), by the name of their kind: (..., D)."""
+        return self._embed(kind, self.action_space.encode(values) if kind == "action" else values)
+
+    def _embed(self, kind: str, values: Tensor) -> Tensor:
+        """Embed returns-to-go, states or encoded actions."""
         if kind == "return":
             return self.embed_return(values)
         return self.embed_state(values) if kind == "state" else self.embed_action(values)
@@ -323,11 +358,12 @@ class DecisionTransformer(nn.Module):
         """(..., D) -> (..., A), logarithms of the standard deviations of actions."""
         low, high = LOG_STD_RANGE
         scaled = (low + high) / 2 + (high - low) / 2 * torch.tanh(self.log_std_head(self.final_norm(x)))
-        return scaled + self.action_radius.log()
+        assert isinstance(self.action_space, BoxActions)
+        return scaled + self.action_space.radius.log()
 
     def actions_at(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., A), within the action box."""
-        return self.action_center + self.action_radius * torch.tanh(self.head(self.final_norm(x)))
+        """(..., D) -> (..., A), the actions that a policy takes."""
+        return self.action_space.decode(self.head(self.final_norm(x)))
 
     def num_parameters(self) -> int:
         """Number of trainable parameters."""

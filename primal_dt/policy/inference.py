@@ -125,7 +125,7 @@ class Inference(ABC):
         time = model.embed_timestep.weight
         tokens = [model.embed(kind, values[kind]) + time[t] for kind in model.shape.kinds[: end - 1]]
         if t:
-            tokens.insert(0, model.embed_action(values["action"]) + time[t - 1])
+            tokens.insert(0, model.embed("action", values["action"]) + time[t - 1])
         return model.embed_norm(torch.stack(tokens, dim=1))
 
     def _zeros(self, *entries: int) -> Tensor:

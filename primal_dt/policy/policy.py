@@ -124,11 +124,11 @@ class DecisionTransformerPolicy:
 
     def _best(self, states: Tensor, actions: Tensor) -> Tensor:
         """The action of the largest value among each environment's candidates: (N, S), (N, A) -> (E, A)."""
-        critic, values = self.critic, actions.new_zeros(len(actions))
+        critic, space, values = self.critic, self.model.action_space, actions.new_zeros(len(actions))
         assert critic is not None
 
         def evaluate(rows: slice) -> None:
-            values[rows] = critic.least(states[rows], actions[rows])
+            values[rows] = critic.least(states[rows], space.encode(actions[rows]))
 
         self._tiles.run(evaluate, len(actions))
         self._chosen = values[: self.left.size].view(self.left.shape).argmax(1)  # (E,)

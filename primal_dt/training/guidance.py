@@ -147,7 +147,8 @@ class Guidance:
             targets, count = targets / self._unit, has_value.sum()
             _sum_over_processes(count)
         self.critic.requires_grad_(True)
-        values = self.critic(batch.states, batch.actions)  # (2, B, H)
+        done = self._model.action_space.encode(batch.actions)  # (B, H, F); padding is zero
+        values = self.critic(batch.states, done)  # (2, B, H)
         loss = (values - targets).square().masked_fill(~has_value, 0.0).sum() / count
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -172,7 +172,7 @@ class Trainer:
         names = ["train/loss", "train/action_mse", "train/penalty", GRADIENT_NORM]
         primal = [number for number, kind in enumerate(shape.layer_kinds) if kind == "primal" and self.objective.eta]
         names += [f"train/J/layer_{number}" for number in primal]
-        names += ["train/action_nll"] if shape.action_loss == "gaussian" else []
+        names += ["train/action_nll"] if shape.action_loss == "gaussian" or shape.categories else []
         names += ["train/return_loss"] if shape.conditioning == "max-return" else []
         return names + (["train/guidance", *SCALARS] if self.guidance is not None else [])
 

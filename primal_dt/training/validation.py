@@ -40,7 +40,7 @@ class Validation:
 def action_mse(model: DecisionTransformer, batch: Batch) -> float:
     """The mean squared error over the entries of valid actions."""
     with _evaluating(model):
-        errors = model(batch).actions - batch.actions
+        errors = model(batch).actions - model.action_space.encode(batch.actions)
     return float(errors[batch.valid].square().mean())
 
 
@@ -58,7 +58,7 @@ def return_sensitivity(model: DecisionTransformer, batch: Batch, low: float, hig
             model(replace(batch, returns_to_go=torch.full_like(batch.returns_to_go, value))).actions[batch.valid]
             for value in (low, high)
         )  # (steps, A) each
-    variance = batch.actions[batch.valid].var(0, correction=0).mean()
+    variance = model.action_space.encode(batch.actions)[batch.valid].var(0, correction=0).mean()
     return float(((two - one).square().mean() / variance.clamp(min=1e-12)).sqrt())
 
 
