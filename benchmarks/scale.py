@@ -148,7 +148,7 @@ def main(config: Config) -> None:
     rows = []
     for gpu in GPUS:
         times = {name: job_time(step, training, grid, gpu, config, rate) for name, step in steps.items()}
-        jobs = [times[point["attention"]] for point in points]
+        jobs = [times[point["arm"].attention] for point in points]
         every = [job.total for job in jobs]
         rows.append(
             [
