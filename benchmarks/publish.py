@@ -6,6 +6,7 @@ publish the reports of benchmarks. Without arguments, only the tables are writte
 exactly the tables that these files give.
 """
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "performance", "evaluation", "data")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "training", "performance", "evaluation", "data")),
 )
 POLICIES, UEA = "policies.json", "uea.json"
 Row = dict[str, Any]
@@ -131,7 +132,8 @@ def render(page: str, tables: Mapping[str, Callable[[Mapping[str, Any]], str]] =
     Raises:
         ValueError: if the page has a table that is not known, or a mark without its other half.
     """
-    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    results: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    results |= {path.stem: list(csv.DictReader(path.read_text().splitlines())) for path in RESULTS.glob("*.csv")}
     for name in re.findall(r"<!-- begin (\w+) -->", page):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         if name not in tables:

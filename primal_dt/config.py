@@ -82,7 +82,7 @@ class ModelConfig:
     """Start of W_e and W_r in the primal layers. unit: Frobenius norm 1 in each head, as published.
     orthonormal: orthonormal columns, a norm 5 to 8 times larger."""
     conditioning: Literal["return", "none", "max-return"] = "return"
-    """What actions depend on besides the history. return: a target return, as published.
+    """What actions depend on in addition to the history. return: a target return, as published.
     none: nothing, which is behavior cloning; with --top-fraction, filtered cloning.
     max-return: the best return that the data makes likely from here, which the model predicts at every step."""
     action_loss: Literal["mse", "gaussian"] = "mse"

@@ -8,7 +8,6 @@ Axes: N transitions, S state, A action.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import h5py
 import numpy as np
@@ -37,8 +36,10 @@ class D4rlPolicy:
     """Weights (out, in) and biases (out,) of the hidden layers and of the mean."""
     log_std: tuple[Floats, Floats] | Floats
     """Weights and biases of the log standard deviation, or its constant value (A,)."""
-    activation: Literal["relu", "tanh"]
-    distribution: Literal["tanh_gaussian", "gaussian"]
+    activation: str
+    """``relu`` or ``tanh``."""
+    distribution: str
+    """``tanh_gaussian`` or ``gaussian``."""
 
     def __call__(self, observation: NDArray[np.floating], random: np.random.Generator, /) -> NDArray[np.floating]:
         mean, log_std = self.distribution_at(observation[None].astype(np.float64))
@@ -101,7 +102,7 @@ def open_d4rl_policy(path: Path, *, state_width: int, action_width: int) -> D4rl
             log_std = _layer(group, "last_fc_log_std", layers[-1][0].shape[1], path)
         else:  # in Adroit's files last_fc_log_std repeats last_fc; the constant spread is with the transitions
             log_std = _constant_log_std(file, path)
-    return D4rlPolicy(tuple(layers), log_std, activation, distribution)  # type: ignore[arg-type]
+    return D4rlPolicy(tuple(layers), log_std, activation, distribution)
 
 
 def _layer(group: h5py.Group, name: str, width: int, path: Path) -> tuple[Floats, Floats]:

@@ -161,7 +161,7 @@ class Group:
         if self.target_correlation is not None and self.target_correlation < LISTENS:
             found.append(
                 f"{name}: the achieved return does not rise with the target (rank correlation "
-                f"{self.target_correlation:.2f} over {len(self.results)} targets): the policy hardly follows its target"
+                f"{self.target_correlation:.2f}): the policy hardly follows its target"
             )
         return found
 

@@ -86,7 +86,7 @@ class ModelShape:
     primal_init: Literal["unit", "orthonormal"] = "unit"
     """Start of W_e and W_r, see :class:`PrimalAttention`."""
     conditioning: Conditioning = "return"
-    """What the action depends on besides the history: a given return-to-go, nothing, or a predicted return-to-go."""
+    """What actions depend on in addition to the history: a given return-to-go, nothing, or a predicted one."""
     action_loss: ActionLoss = "mse"
     """Whether the model predicts actions only, or also their standard deviations."""
     action_dropout: float = 0.0

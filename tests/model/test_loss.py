@@ -52,7 +52,7 @@ def test_the_likelihood_equals_that_of_a_normal_distribution() -> None:
 
 @pytest.mark.parametrize("tau", [0.5, 0.9, 0.99])
 def test_the_expectile_of_a_known_distribution_is_found(tau: float) -> None:
-    """Of 0 with probability 3/4 and 1 with 1/4, it is m with tau (1 - m) / 4 = (1 - tau) 3 m / 4."""
+    """The expectile of 0 with probability 3/4 and 1 with 1/4 is m with tau (1 - m) / 4 = (1 - tau) 3 m / 4."""
     values, guesses = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.linspace(0, 1, 10_001)
     losses = expectile_loss(values - guesses[:, None], tau).mean(1)
     assert float(guesses[losses.argmin()]) == pytest.approx(tau / (tau + 3 * (1 - tau)), abs=2e-4)
