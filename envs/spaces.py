@@ -1,0 +1,131 @@
+"""Observation and action spaces as the model sees them: vectors of numbers.
+
+Observations are flattened as by ``gymnasium.spaces.utils.flatten``: a Box by rows, Discrete and MultiDiscrete as
+one-hot vectors, the parts of a Dict or Tuple back to back in the space's own order. Actions are a Box of one dimension,
+or choices (Discrete, MultiDiscrete).
+
+Axes: T rows, S flattened observation, A action entries.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.errors import DataError
+
+__all__ = ["ActionBounds", "action_bounds", "flat_width", "flatten_rows", "to_action"]
+
+Space = spaces.Space[Any]
+
+
+@dataclass(frozen=True)
+class ActionBounds:
+    """The entries of an action: bounds, or numbers of choices."""
+
+    low: tuple[float, ...] = ()
+    """(A,), the lower bounds; minus infinity where there is none. Empty if actions are choices."""
+    high: tuple[float, ...] = ()
+    """(A,), the upper bounds; infinity where there is none. Empty if actions are choices."""
+    categories: tuple[int, ...] = ()
+    """(A,), the number of choices of each entry. Empty if actions are numbers."""
+    start: tuple[int, ...] = ()
+    """(A,), the first choice of each entry: choices are stored from 0 on."""
+
+    @property
+    def width(self) -> int:
+        """A, the number of entries."""
+        return len(self.categories or self.low)
+
+
+def action_bounds(space: Space, where: str) -> ActionBounds:
+    """The entries of actions of a space.
+
+    Raises:
+        DataError: if actions of such a space cannot be learned.
+    """
+    if isinstance(space, spaces.Discrete):
+        return ActionBounds(categories=(int(space.n),), start=(int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        start = np.broadcast_to(space.start, space.nvec.shape)
+        return ActionBounds(categories=tuple(map(int, space.nvec)), start=tuple(map(int, start)))
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 0:
+        return ActionBounds(low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
+    raise DataError(
+        f"{where}: actions must be a Box of one dimension, Discrete or a MultiDiscrete of one dimension, not {space}"
+    )
+
+
+def to_action(space: Space, entries: NDArray[np.floating]) -> Any:
+    """Entries of an action (A,), as a policy gives them -> an action of the space."""
+    if isinstance(space, spaces.Discrete):
+        return int(entries[0]) + int(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return (entries.astype(space.dtype) + space.start).astype(space.dtype)
+    return entries.astype(space.dtype)
+
+
+def flat_width(space: Space, where: str) -> int:
+    """S, the width of flattened observations.
+
+    Raises:
+        DataError: if observations of the space cannot be flattened, or are images.
+    """
+    return sum(width for _, width in _parts(space, where))
+
+
+def _parts(space: Space, where: str) -> Iterator[tuple[Space, int]]:
+    """The simple spaces that a space is made of, in order, with their widths."""
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _parts(part, f"{where}, {name}")
+    elif isinstance(space, spaces.Tuple):
+        for number, part in enumerate(space.spaces):
+            yield from _parts(part, f"{where}, part {number}")
+    elif isinstance(space, spaces.Discrete):
+        yield space, int(space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield space, int(space.nvec.sum())
+    elif isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and len(space.shape) <= 1):
+        yield space, int(np.prod(space.shape))
+    elif isinstance(space, spaces.Box):
+        raise DataError(f"{where}: observations of shape {space.shape} (images) are not supported: only vectors are")
+    else:
+        raise DataError(f"{where}: observations in {type(space).__name__} are not supported: they have no fixed width")
+
+
+def flatten_rows(space: Space, rows: Any) -> NDArray[np.float32]:
+    """Flatten observations with a leading axis, (T, ...) in each part -> (T, S).
+
+    Args:
+        space: the observation space, which :func:`flat_width` accepts.
+        rows: an array, or for a Dict a mapping and for a Tuple a sequence (or a mapping of ``_index_0`` and so on, as
+            in Minari's files) of such values.
+    """
+    if isinstance(space, spaces.Dict):
+        return np.concatenate([flatten_rows(part, rows[name]) for name, part in space.spaces.items()], axis=1)
+    if isinstance(space, spaces.Tuple):
+        values = _sequence(rows, len(space.spaces))
+        return np.concatenate([flatten_rows(*pair) for pair in zip(space.spaces, values, strict=True)], axis=1)
+    array = np.asarray(rows)
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(array.reshape(len(array)) - space.start, int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        entries = array.reshape(len(array), -1) - np.asarray(space.start).reshape(-1)
+        hot = [_one_hot(entries[:, i], int(number)) for i, number in enumerate(space.nvec.reshape(-1))]
+        return np.concatenate(hot, axis=1)
+    with np.errstate(over="ignore"):  # values too large for single precision become infinite and are refused later
+        return array.reshape(len(array), -1).astype(np.float32)
+
+
+def _sequence(rows: Any, number: int) -> Sequence[Any]:
+    return [rows[f"_index_{i}"] for i in range(number)] if isinstance(rows, Mapping) else rows
+
+
+def _one_hot(numbers: NDArray[np.integer], count: int) -> NDArray[np.float32]:
+    if len(numbers) and not (0 <= numbers.min() and numbers.max() < count):
+        raise DataError(f"a discrete observation must be one of {count} values, not {numbers.min()} to {numbers.max()}")
+    return np.eye(count, dtype=np.float32)[numbers.astype(np.int64)]
