@@ -7,54 +7,18 @@ wrappers name; a module that only the data names is imported if the user trusts 
 import importlib
 import json
 import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 
 from envs.errors import DataError
+from primal_dt.task import Specification, Wrapper
 
-__all__ = ["Specification", "Wrapper", "make_specified", "parse_specification"]
+__all__ = ["make_specified", "parse_specification"]
 
 OWN_WRAPPERS = "gymnasium.wrappers."
 """Wrappers of gymnasium itself, which are trusted."""
 Env = gymnasium.Env[Any, Any]
-
-
-@dataclass(frozen=True)
-class Wrapper:
-    """A wrapper around an environment."""
-
-    name: str
-    entry_point: str
-    """The class, as ``module:name``."""
-    arguments: str = "{}"
-    """The arguments, as JSON with sorted keys."""
-
-
-@dataclass(frozen=True)
-class Specification:
-    """What an environment is made of. Equal for environments that behave the same."""
-
-    env_id: str
-    arguments: str = "{}"
-    """The arguments of the environment, as JSON with sorted keys."""
-    max_episode_steps: int | None = None
-    """The episode limit; None for that of the registry."""
-    wrappers: tuple[Wrapper, ...] = ()
-    """The wrappers, from inside to outside."""
-    entry_point: str | None = field(default=None, compare=False)
-    """The class that the data names for an id that is not in the registry, as ``module:name``."""
-
-    @property
-    def differences(self) -> list[str]:
-        """What differs from the plain environment of this id."""
-        words = [f"{name} = {value!r}" for name, value in json.loads(self.arguments).items()]
-        words += [f"at most {self.max_episode_steps} steps"] if self.max_episode_steps is not None else []
-        return words + [wrapper.name for wrapper in self.wrappers]
-
-    def __str__(self) -> str:
-        return f"{self.env_id} ({', '.join(self.differences)})" if self.differences else self.env_id
 
 
 def parse_specification(text: str, where: str) -> Specification:

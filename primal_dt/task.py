@@ -1,11 +1,12 @@
 """The task of a run, as one frozen value. Standard library only."""
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-__all__ = ["Reference", "RunTask"]
+__all__ = ["Reference", "RunTask", "Specification", "Wrapper"]
 
 
 @dataclass(frozen=True)
@@ -20,24 +21,78 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Wrapper:
+    """A wrapper around an environment."""
+
+    name: str
+    entry_point: str
+    """The class, as ``module:name``."""
+    arguments: str = "{}"
+    """The arguments, as JSON with sorted keys."""
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What an environment is made of. Equal for environments that behave the same."""
+
+    env_id: str
+    """The id, with its version. ``module:id`` if a module must be imported first."""
+    arguments: str = "{}"
+    """The arguments of the environment, as JSON with sorted keys."""
+    max_episode_steps: int | None = None
+    """The episode limit; None for that of the registry."""
+    wrappers: tuple[Wrapper, ...] = ()
+    """The wrappers, from inside to outside."""
+    entry_point: str | None = field(default=None, compare=False)
+    """The class that the data names for an id that is not in the registry, as ``module:name``."""
+
+    @property
+    def differences(self) -> list[str]:
+        """What differs from the plain environment of this id."""
+        words = [f"{name} = {value!r}" for name, value in json.loads(self.arguments).items()]
+        words += [f"at most {self.max_episode_steps} steps"] if self.max_episode_steps is not None else []
+        return words + [wrapper.name for wrapper in self.wrappers]
+
+    def __str__(self) -> str:
+        return f"{self.env_id} ({', '.join(self.differences)})" if self.differences else self.env_id
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of ``dataclasses.asdict``."""
+        return cls(**{**values, "wrappers": tuple(Wrapper(**wrapper) for wrapper in values["wrappers"])})
+
+
+@dataclass(frozen=True)
 class RunTask:
     """The task of a run, as its policy needs it once the data set is gone. Part of every checkpoint."""
 
     env_id: str
-    """The environment that the policy acts in, with its version."""
+    """The environment that the policy acts in, with its version. Empty if there is none, only data."""
     tier: str | None
     """The data set's tier, such as ``medium-replay``, or None if it has none."""
     dataset: str
     """The data set's name, as the user gave it."""
     data_env_ids: tuple[str, ...]
-    """The environments that the data was recorded in."""
+    """The environments that the data was recorded in, as :attr:`environment_text` names them."""
     fingerprint: str
     """The digest of the data set's content."""
     targets: tuple[float, ...]
     """Target returns for evaluation, the headline target first. Empty if the policy follows no target."""
-    reference: Reference
+    reference: Reference | None
+    """The reference returns; None if there are none, and scores are plain returns."""
     data_returns: tuple[float, ...] = ()
     """Percentiles 0, 1, ..., 100 of the returns of the data's episodes. Empty if they are not known."""
+    specification: Specification | None = None
+    """The environment's arguments, episode limit and wrappers; None for the plain environment of this id."""
+    reference_source: str = "D4RL, d4rl/infos.py"
+    """Where the reference returns are from."""
+    target_source: str = "the table of tasks"
+    """Where the target returns are from."""
+
+    @property
+    def environment_text(self) -> str:
+        """The environment for readers: its id, and what differs from the plain environment."""
+        return self.env_id if self.specification is None else str(self.specification)
 
     @property
     def headline(self) -> float | None:
@@ -70,18 +125,20 @@ class RunTask:
 
     @property
     def unit(self) -> str:
-        """The unit of normalized returns: environment and references. Only returns of the same unit are comparable."""
-        return f"{self.env_id}, {self.reference}"
+        """The unit of scores: environment and references. Only scores of the same unit are comparable."""
+        return f"{self.environment_text}, {self.reference or 'plain returns'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``config.json`` and checkpoints store them, with the reference's two returns among them."""
         values = asdict(self)
         reference = values.pop("reference")
-        return values | reference
+        return values | (reference or {"random_return": None, "expert_return": None})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
         own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        reference = Reference(own.pop("random_return"), own.pop("expert_return"))
-        return cls(**own, reference=reference)
+        low, high = own.pop("random_return"), own.pop("expert_return")
+        if own.get("specification") is not None:
+            own["specification"] = Specification.from_dict(own["specification"])
+        return cls(**own, reference=None if low is None else Reference(low, high))

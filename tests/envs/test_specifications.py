@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from envs.errors import DataError
-from envs.specifications import Specification, make_specified, parse_specification
+from envs.specifications import make_specified, parse_specification
+from primal_dt.task import Specification
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> str:
