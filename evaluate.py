@@ -29,7 +29,8 @@ from envs.behavior.policies import BatchedPolicy, load_policy
 from envs.errors import DataError
 from envs.make import make_arena, make_environment
 from envs.published import TABLE_4
-from envs.tasks import task_named, task_of
+from envs.specifications import same_environment
+from envs.tasks import Task, task_named, task_of_run
 from envs.video import check_video, record_video
 from primal_dt.evaluation.arguments import EvaluateConfig
 from primal_dt.evaluation.callbacks import ProgressBar
@@ -43,6 +44,7 @@ from primal_dt.policy.inference import InferenceMode
 from primal_dt.system.files import check_writable
 from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
+from primal_dt.task import Specification
 from primal_dt.training.checkpoint import CheckpointError
 from primal_dt.training.distributed import choose_device
 
@@ -84,10 +86,10 @@ def evaluate_runs(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
     opened, failures = open_runs(config)
     runs = without_repeats(opened)
     if config.video:
-        check_video(task_of(runs[0].task.env_id))
+        check_video(task_of_evaluation(runs[0], config))
     evaluations = []
     for number, run in enumerate(runs, 1):
-        task = task_of(run.task.env_id)
+        task = task_of_evaluation(run, config)
         for mode in config.modes:
             try:
                 with ProgressBar(f"{number}/{len(runs)} {run.name}, {mode}") as bar:
@@ -121,7 +123,7 @@ def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
         check_version(run, config)
         if config.targets not in ((), "auto") and not run.task.targets:
             raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given --targets")
-        make_environment(task_of(run.task.env_id)).close()
+        make_environment(task_of_evaluation(run, config)).close()
         opened.append(run)
     if not opened:
         raise CheckpointError(failures[0] if failures else "none of the given paths is a run")
@@ -133,15 +135,33 @@ def is_run(path: Path) -> bool:
     return path.suffix == ".pt" or (path / "config.json").exists() or (path / "checkpoints").exists()
 
 
+def task_of_evaluation(run: TrainedRun, config: EvaluateConfig) -> Task:
+    """The task that a run acts in. A module is imported only if the user names it or trusts the run."""
+    return task_of_run(run.task, trusted=config.trust_env or config.env_id is not None)
+
+
 def check_version(run: TrainedRun, config: EvaluateConfig) -> None:
-    """Reject another environment, and another version unless the user allowed it."""
-    trained_for, env_id = run.checkpoint.task.env_id, run.task.env_id
-    if task_of(env_id).environment != task_of(trained_for).environment:
-        raise DataError(f"{run.path} is trained for {trained_for} and cannot act in {env_id}")
-    if env_id != trained_for and not config.allow_version_mismatch:
+    """Reject another environment, and another version or variant unless the user allowed it."""
+    trained_for, task, shape = run.checkpoint.task, task_of_evaluation(run, config), run.checkpoint.shape
+    width = len(shape.categories or shape.action_low)
+    environment = task.environment
+    is_other = bool(trained_for.env_id) and run.task.environment != trained_for.environment
+    categories = environment.actions.categories
+    if is_other or (environment.state_width, environment.action_width, categories) != (
+        shape.state_width,
+        width,
+        shape.categories,
+    ):
         raise DataError(
-            f"{run.path} is trained for {trained_for}, which differs from {env_id} in physics or reward: scores are "
-            "not comparable. If intended, add --allow-version-mismatch"
+            f"{run.path} is trained for {trained_for.environment_text or trained_for.dataset} and cannot act in "
+            f"{task.specification}: its model takes {shape.state_width} observation entries and {width} action entries"
+        )
+    if not trained_for.env_id or config.allow_version_mismatch or task.specification is None:
+        return
+    if not same_environment(task.specification, trained_for.specification or Specification(trained_for.env_id)):
+        raise DataError(
+            f"{run.path} is trained for {trained_for.environment_text}, which differs from {task.specification} in "
+            "physics or reward: scores are not comparable. If intended, add --allow-version-mismatch"
         )
 
 
@@ -172,7 +192,7 @@ def save_videos(
     policy = run.checkpoint.policy(device, mode=mode)
     for target in dict.fromkeys(episode.target for episode in evaluation.episodes):
         path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target_text(target)}.mp4"
-        record_video(policy, task_of(run.task.env_id), path, target=target, seed=config.seed)
+        record_video(policy, task_of_evaluation(run, config), path, target=target, seed=config.seed)
         print(f"video: {path}", file=sys.stderr)
 
 

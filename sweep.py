@@ -26,11 +26,11 @@ import torch
 import tyro
 
 from envs.datasets.cache import CACHE_VARIABLE, cache_folder
-from envs.datasets.load import load_dataset
+from envs.datasets.load import DataOptions, load_dataset
 from envs.datasets.minari import minari_folder
 from envs.datasets.sources import must_download, stand_in
 from envs.make import make_arena
-from envs.tasks import task_of
+from envs.tasks import task_of_run
 from primal_dt.config import Config as Training
 from primal_dt.evaluation.evaluate import EpisodePlan, evaluate_run
 from primal_dt.evaluation.report import Evaluation
@@ -97,7 +97,7 @@ def parse(arguments: list[str]) -> tuple[SweepConfig, list[Job]]:
 
 def fingerprint_of(dataset: str, base: Training) -> str:
     """Return the digest of a data set's content. Download or record the data set now, so that no job has to."""
-    return load_dataset(dataset, env_id=base.env_id, mix_versions=base.mix_versions).store.fingerprint
+    return load_dataset(dataset, DataOptions.of(base)).store.fingerprint
 
 
 def fingerprint_if_here(dataset: str, base: Training) -> str:
@@ -110,7 +110,7 @@ def fingerprint_if_here(dataset: str, base: Training) -> str:
 
 def roll_out(run: TrainedRun, plan: EpisodePlan) -> Evaluation:
     """Evaluate a run on the CPU, for the trial of a dry run."""
-    return evaluate_run(run, make_arena(task_of(run.task.env_id)), plan, mode="window", device=torch.device("cpu"))
+    return evaluate_run(run, make_arena(task_of_run(run.task)), plan, mode="window", device=torch.device("cpu"))
 
 
 def programs() -> Programs:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envs.datasets.load import Dataset, load_dataset, reload_dataset
+from envs.datasets.load import DataOptions, Dataset, load_dataset, reload_dataset
 from envs.make import make_arena, make_environment
 from primal_dt.config import Config
 from primal_dt.data.sampler import Batch, WindowSampler
@@ -111,7 +111,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     print(f"run folder: {folder}\nwatch it:   {curves}", flush=True)
     task, evaluation = run_task(config, dataset), config.evaluation
     pairs = target_seed_pairs(task.targets, num_episodes=evaluation.eval_episodes, seed=evaluation.eval_seed)
-    arena = make_arena(dataset.task)
+    arena = make_arena(dataset.task) if evaluation.eval_every_steps else None
     spectrum = make_sampler(config, dataset, batch_size=SPECTRUM_SEQUENCES, weighting=config.optimizer.sampling)
     spectrum_batch = spectrum.batch(0).to(trainer.device)
     validation = make_validation(config, dataset, trainer.device)
@@ -129,7 +129,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                 scalars = {**metrics.scalars, **validation.scalars(trainer.model)}
                 if trainer.guidance is not None:
                     progress.warn(trainer.guidance.problem(scalars))
-                if is_due(evaluation.eval_every_steps, step) or (is_last and evaluation.eval_every_steps):
+                if arena is not None and (is_last or is_due(evaluation.eval_every_steps, step)):
                     policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer, critic=trainer.critic)
                     try:
                         with progress.evaluating():
@@ -183,8 +183,8 @@ def load(config: Config, record: RunRecord | None, processes: Processes) -> Data
 
     def read() -> Dataset:
         if record is not None:
-            return reload_dataset(record)
-        return load_dataset(config.dataset, env_id=config.env_id, mix_versions=config.mix_versions)
+            return reload_dataset(record, trust=config.trust_env)
+        return load_dataset(config.dataset, DataOptions.of(config))
 
     if not processes.is_main:
         if not processes.agree(True):

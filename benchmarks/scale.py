@@ -24,7 +24,7 @@ from benchmarks.measure import time_interleaved
 from benchmarks.program import run_program
 from benchmarks.rollout import STEPS_PER_CALL, TASK, Session
 from benchmarks.roofline import GPUS, Gpu, Step, step_of
-from envs.make import make_environment
+from envs.make import make_arena, make_environment
 from primal_dt.config import PRESETS
 from primal_dt.config import Config as Training
 from primal_dt.data.normalizer import Normalizer
@@ -120,7 +120,7 @@ def job_time(step: Step, training: Training, grid: Grid, gpu: Gpu, config: Confi
         config: gives the number of jobs per GPU and the assumptions.
         rate: environment steps per second on one core.
     """
-    limit, targets = TASK.environment.episode_limit, len(TASK.environment.targets)
+    limit, targets = make_arena(TASK).episode_limit, len(TASK.environment.targets)
     launching = 1e-6 * config.launch_microseconds * len(step.work)
     computing = config.jobs_per_gpu * step.device_seconds(gpu) / config.share_of_peak
     evaluations = training.optimizer.steps // training.evaluation.eval_every_steps

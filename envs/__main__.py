@@ -15,12 +15,13 @@ import tyro
 
 from envs.datasets import cache
 from envs.datasets.describe import QUANTILES, describe, plot_returns
-from envs.datasets.load import load_dataset
+from envs.datasets.load import DataOptions, load_dataset
 from envs.datasets.minari import check_name, minari_folder, open_minari
-from envs.datasets.names import KNOWN_NAMES, parse_name
+from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, parse_name
 from envs.datasets.sources import d4rl_path
+from envs.datasets.suites import listing
 from envs.errors import DataError
-from envs.tasks import task_of
+from envs.tasks import ENVIRONMENTS, task_of
 from primal_dt.system.table import format_table
 from primal_dt.system.terminal import begin_program, explain
 
@@ -41,29 +42,27 @@ def list_datasets() -> None:
         except DataError as error:
             rows.append([name, "", "", str(error)])
             continue
-        rows.append([name, data.env_id or "?", f"{data.num_episodes:,}", str(data.metadata.get("total_steps", "?"))])
+        env_id = "?" if data.specification is None else data.specification.env_id
+        rows.append([name, env_id, f"{data.num_episodes:,}", str(data.metadata.get("total_steps", "?"))])
     print(f"Local data sets in {minari_folder()}:\n")
     print(format_table(["name", "environment", "episodes", "steps"], rows) if rows else "  none yet")
     local = {row[0] for row in rows}
-    print("\nKnown names:\n")
-    for source, how in (
-        ("primal", "built in: recorded when first used; needs no network"),
-        ("minari", "downloaded by Minari"),
-        ("d4rl", "downloaded from D4RL's server"),
-    ):
-        names = [name for name, known in KNOWN_NAMES.items() if known.source == source]
-        print(f"  {how}")
-        for name in names:
-            known = KNOWN_NAMES[name]
-            is_local = d4rl_path(known).exists() if source == "d4rl" else name in local
-            print(f"    {name:36} {known.task.env_id:15}{'  local' if is_local else ''}")
-    print("\nA path to a file in D4RL's layout or to a Minari data set is also a name. A+B combines several data sets.")
+    local |= {name for name, known in KNOWN_NAMES.items() if known.source == "d4rl" and d4rl_path(known).exists()}
+    print("\nBuilt in, recorded when first used, without a network:\n")
+    for environment in ENVIRONMENTS:
+        print(f"  primal/{environment}/{{{','.join(BUILTIN_TIERS)}}}-v0")
+    print(f"\nDownloaded when first used:\n\n{listing(local)}")
+    print(
+        "\nA path to a file in D4RL's layout or to a Minari data set is also a name.\nA+B combines several data sets."
+    )
 
 
 def info(
     name: Name,
     env_id: str | None = None,
     mix_versions: bool = False,
+    clip_actions: bool = False,
+    reference: tuple[float, float] | None = None,
     plot: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -73,12 +72,15 @@ def info(
 
     Args:
         name: Name or path of the data set, or several joined by +.
-        env_id: Environment id, such as Hopper-v5. Required if the data does not name its environment.
+        env_id: Environment id, such as Hopper-v5, or module:Id for your own.
         mix_versions: Allow data from several versions of the environment.
+        clip_actions: Clip actions that are out of bounds. Otherwise they are an error.
+        reference: Returns of scores 0 and 100.
         plot: Save a histogram of the episode returns to this file. Needs the extra "plots".
         as_json: Print the summary as JSON.
     """
-    dataset = load_dataset(name, env_id=env_id, mix_versions=mix_versions)
+    options = DataOptions(env_id, mix_versions, clip_actions=clip_actions, reference=reference, needs_environment=False)
+    dataset = load_dataset(name, options)
     summary = describe(dataset)
     print(json.dumps(summary, indent=2) if as_json else _formatted(summary))
     if plot is not None:
@@ -92,10 +94,11 @@ def _formatted(summary: dict[str, Any]) -> str:
     lines = [
         ("data set", summary["name"]),
         ("environment", summary["environment"]),
-        ("score", f"normalized return; unit: {summary['unit']} ({summary['reference']['source']})"),
+        ("score", _score_text(summary)),
         ("episodes", f"{summary['episodes']:,}, of which {summary['cut_off_episodes']} cut off"),
         ("steps", f"{summary['steps']:,}"),
-        ("widths", f"states {summary['state_width']}, actions {summary['action_width']}"),
+        ("widths", f"states {summary['state_width']}, actions {summary['action_width']}: {summary['actions']}"),
+        ("targets", f"{', '.join(f'{target:g}' for target in summary['targets'])} ({summary['target_source']})"),
         ("fingerprint", summary["fingerprint"]),
     ]
     lines += [("note", note) for note in summary["notes"]]
@@ -104,9 +107,15 @@ def _formatted(summary: dict[str, Any]) -> str:
         lines.extend(("", f"{key}: {part[key]}") for key in ("description", "seed") if key in part)
     text = "\n".join(f"{label:13}{value}" for label, value in lines)
     header = ["", "mean", "std", *QUANTILES]
-    digits = {"returns": 1, "scores": 1, "lengths": 0}
+    digits = {kind: d for kind, d in {"returns": 1, "scores": 1, "lengths": 0}.items() if summary[kind]}
     rows = [[kind, *(f"{summary[kind][key]:.{d}f}" for key in header[1:])] for kind, d in digits.items()]
     return f"{text}\n\n{format_table(header, rows)}"
+
+
+def _score_text(summary: dict[str, Any]) -> str:
+    if summary["reference"] is None:
+        return "none: there are no reference returns (--reference LOW HIGH sets them)"
+    return f"normalized return; unit: {summary['unit']} ({summary['reference']['source']})"
 
 
 def record(
@@ -129,7 +138,7 @@ def record(
         name: Name of the data set to record, NAMESPACE/.../NAME-vN.
         policy: random, a built-in policy such as hopper/medium or hopper/expert, a D4RL file (its own policy), or
             your own as module:name.
-        env_id: Environment to act in, such as Hopper-v5.
+        env_id: Environment to act in, such as Hopper-v5, or module:Id for your own.
         steps: Minimum number of steps (for medium-expert: from each of its two policies). No episode is cut off.
         seed: Seed of the first episode. Each later episode adds 1.
         overwrite: Replace an existing data set of this name.
@@ -151,11 +160,11 @@ def record(
                 f"{name} is built in and has its own policy and environment: omit --policy and --env-id, "
                 "or choose another name"
             )
-        task, recipe = known.task, builtin_recipe(known, steps)
+        task, recipe = task_of(str(known.specification)), builtin_recipe(known, steps)
     elif policy is None or env_id is None:
         raise DataError(f"{name} is not built in: pass --policy and --env-id")
     else:
-        task, recipe = task_of(env_id), [Ingredient(policy, steps)]
+        task, recipe = task_of(env_id, trusted=True), [Ingredient(policy, steps)]
     folder = record_dataset(name, recipe, task=task, seed=seed, replace=overwrite)
     print(f"{name} is in {folder}")
 

@@ -1,23 +1,28 @@
-"""Creates the environments of tasks."""
+"""Creates environments as policies see them: observations and actions are vectors of numbers."""
 
 import logging
-import warnings
 from functools import partial
 from typing import Any
 
 import gymnasium
 import mujoco
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.errors import DataError
-from envs.tasks import Task
+from envs.spaces import action_bounds, flat_width, flatten_rows, to_action
+from envs.specifications import make_specified
+from envs.tasks import Spaces, Task
 from primal_dt.evaluation.evaluate import Arena
+from primal_dt.task import Specification
 
-__all__ = ["make_arena", "make_environment"]
+__all__ = ["check_fits", "make_arena", "make_environment", "make_raw", "spaces_of"]
 
 log = logging.getLogger(__name__)
-Env = gymnasium.Env[NDArray[np.float64], NDArray[np.float32]]
+Env = gymnasium.Env[Any, Any]
+UNLIMITED = 1000
+"""Maximum number of steps of an episode in an environment that sets none: otherwise an episode might never end."""
 
 
 def _log_warning(message: str) -> None:
@@ -30,35 +35,97 @@ def _log_warning(message: str) -> None:
 mujoco.set_mju_user_warning(_log_warning)
 
 
+class VectorInterface(gymnasium.Wrapper[NDArray[np.float32], NDArray[np.floating], Any, Any]):
+    """An environment with flat observations (S,), and with actions as entries (A,)."""
+
+    def reset(self, **options: Any) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        observation, info = self.env.reset(**options)
+        return self._flat(observation), info
+
+    def step(self, action: NDArray[np.floating]) -> tuple[NDArray[np.float32], Any, bool, bool, dict[str, Any]]:
+        observation, *rest = self.env.step(to_action(self.env.action_space, action))
+        return self._flat(observation), *rest  # type: ignore[return-value]
+
+    def _flat(self, observation: Any) -> NDArray[np.float32]:
+        return flatten_rows(self.env.observation_space, _with_axis(observation))[0]
+
+
+def _with_axis(observation: Any) -> Any:
+    """An observation with a leading axis of 1 in each part."""
+    if isinstance(observation, dict):
+        return {name: _with_axis(part) for name, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(map(_with_axis, observation))
+    return np.asarray(observation)[None]
+
+
+def make_raw(task: Task, **options: Any) -> Env:
+    """Create a task's environment with its own spaces.
+
+    Raises:
+        DataError: if it cannot be created.
+    """
+    if task.specification is None:
+        raise DataError("the data names no environment to act in: pass --env-id")
+    env = make_specified(task.specification, trust=task.trusted, **options)
+    if env.spec is not None and env.spec.max_episode_steps is None:
+        env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
+    return env
+
+
 def make_environment(task: Task, **options: Any) -> Env:
-    """Create a task's environment with gymnasium.
+    """Create a task's environment with vectors as observations and actions.
 
     Args:
         task: the task.
         **options: passed to ``gymnasium.make``.
 
     Raises:
-        DataError: if gymnasium cannot create this version, or if its widths differ from the table's.
+        DataError: if it cannot be created, or if its spaces are not the task's.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # "out of date": D4RL's data needs -v4
-        try:
-            env = gymnasium.make(task.env_id, disable_env_checker=True, **options)
-        except (gymnasium.error.Error, ImportError) as error:
-            name = task.environment.gymnasium_name
-            raise DataError(
-                f"the environment {task.env_id} cannot be created: {error}. {name}-v5 and {name}-v4 are available; "
-                "choose one with --env-id. A version other than the data's must be allowed explicitly"
-            ) from error
-    widths = (task.environment.state_width, task.environment.action_width)
-    if (env.observation_space.shape, env.action_space.shape) != ((widths[0],), (widths[1],)):
+    env = make_raw(task, **options)
+    check_fits(env, task)
+    observations, actions = env.observation_space, env.action_space
+    are_vectors = isinstance(observations, spaces.Box) and len(observations.shape) == 1
+    if are_vectors and isinstance(actions, spaces.Box) and actions.dtype == np.float32:
+        return env
+    return VectorInterface(env)
+
+
+def check_fits(env: Env, task: Task) -> None:
+    """Check that an environment's spaces are those of the task.
+
+    Raises:
+        DataError: if they are not.
+    """
+    own = _spaces(env, str(task.specification))
+    if own != task.environment.spaces:
         raise DataError(
-            f"{task.env_id} must have observations and actions of widths {widths[0]} and {widths[1]}, "
-            f"not of shapes {env.observation_space.shape} and {env.action_space.shape}"
+            f"{task.specification} has {own.state_width} observation entries and as actions {own.actions}; but "
+            f"{task.environment.state_width} and {task.environment.actions} are expected"
         )
-    return env
+
+
+def spaces_of(specification: Specification, *, trusted: bool = False) -> Spaces:
+    """The spaces of an environment, which is created and closed.
+
+    Raises:
+        DataError: if it cannot be created, or its spaces are not supported.
+    """
+    env = make_specified(specification, trust=trusted)
+    try:
+        return _spaces(env, str(specification))
+    finally:
+        env.close()
+
+
+def _spaces(env: Env, where: str) -> Spaces:
+    return Spaces(flat_width(env.observation_space, where), action_bounds(env.action_space, where))
 
 
 def make_arena(task: Task) -> Arena:
     """The task's environment factory and episode limit, as evaluations need them."""
-    return Arena(partial(make_environment, task), task.environment.episode_limit)
+    env = make_raw(task)
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    env.close()
+    return Arena(partial(make_environment, task), limit or UNLIMITED)

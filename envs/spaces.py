@@ -7,6 +7,7 @@ or choices (Discrete, MultiDiscrete).
 Axes: T rows, S flattened observation, A action entries.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from envs.errors import DataError
 
-__all__ = ["ActionBounds", "action_bounds", "flat_width", "flatten_rows", "to_action"]
+__all__ = ["ActionBounds", "action_bounds", "flat_width", "flatten_rows", "parse_space", "to_action", "unit_box"]
 
 Space = spaces.Space[Any]
 
@@ -40,6 +41,17 @@ class ActionBounds:
         """A, the number of entries."""
         return len(self.categories or self.low)
 
+    def __str__(self) -> str:
+        if self.categories:
+            return f"{self.width} choices among {', '.join(map(str, self.categories))}"
+        bounds = dict.fromkeys(zip(self.low, self.high, strict=True))
+        return f"{self.width} numbers in {', '.join(f'[{low:g}, {high:g}]' for low, high in bounds)}"
+
+
+def unit_box(width: int) -> ActionBounds:
+    """The bounds of most simulated robots: every entry is in [-1, 1]."""
+    return ActionBounds(low=(-1.0,) * width, high=(1.0,) * width)
+
 
 def action_bounds(space: Space, where: str) -> ActionBounds:
     """The entries of actions of a space.
@@ -57,6 +69,42 @@ def action_bounds(space: Space, where: str) -> ActionBounds:
     raise DataError(
         f"{where}: actions must be a Box of one dimension, Discrete or a MultiDiscrete of one dimension, not {space}"
     )
+
+
+def parse_space(content: Any, where: str) -> Space:
+    """A space from its JSON form in Minari's metadata. Nothing is imported.
+
+    Raises:
+        DataError: if it is not such a form.
+    """
+    try:
+        return _parsed(json.loads(content) if isinstance(content, str) else content)
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, OverflowError, RecursionError) as error:
+        raise DataError(f"{where}: the space cannot be read: {error!r}") from error
+
+
+def _parsed(content: Mapping[str, Any]) -> Space:
+    match content["type"]:
+        case "Box":
+            dtype = np.dtype(content["dtype"])
+            if dtype.kind not in "fiub":
+                raise ValueError(f"a Box must have real numbers, not {dtype}")
+            low, high = (np.array(content[name], dtype) for name in ("low", "high"))
+            return spaces.Box(low, high, tuple(content["shape"]), dtype.type)
+        case "Discrete":
+            return spaces.Discrete(content["n"], start=content.get("start", 0))
+        case "MultiDiscrete":
+            start = content.get("start")
+            return spaces.MultiDiscrete(content["nvec"], start=None if start is None else np.array(start))
+        case "MultiBinary":
+            return spaces.MultiBinary(content["n"])
+        case "Dict":
+            return spaces.Dict({name: _parsed(part) for name, part in content["subspaces"].items()})
+        case "Tuple":
+            return spaces.Tuple([_parsed(part) for part in content["subspaces"]])
+        case "Text":
+            return spaces.Text(content["max_length"])
+    raise ValueError(f"the type {content['type']!r} is not known")
 
 
 def to_action(space: Space, entries: NDArray[np.floating]) -> Any:

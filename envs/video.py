@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from envs.errors import DataError
-from envs.make import make_environment
+from envs.make import Env, make_environment
 from envs.tasks import Task
 from primal_dt.evaluation.rollout import Episode, Policy, rollout
 
@@ -18,7 +18,7 @@ HOW = (
 )
 
 
-FILMED = {"render_mode": "rgb_array", "camera_name": "track"}  # the default camera does not follow the robot
+CAMERA = {"camera_name": "track"}  # of MuJoCo's walkers, whose default camera does not follow them
 
 
 class _Filmed:
@@ -45,6 +45,14 @@ class _Filmed:
         self._writer.send(np.ascontiguousarray(self._environment.render()))
 
 
+def _make_filmed(task: Task) -> Env:
+    """Create an environment that renders frames, if possible with the camera that follows the robot."""
+    try:
+        return make_environment(task, render_mode="rgb_array", **CAMERA)
+    except DataError:
+        return make_environment(task, render_mode="rgb_array")
+
+
 def check_video(task: Task) -> None:
     """Check that videos can be rendered and encoded on this machine.
 
@@ -56,7 +64,7 @@ def check_video(task: Task) -> None:
     except ImportError as error:
         raise DataError(f"there is no video encoder: {error}. {HOW}") from error
     try:
-        environment = make_environment(task, **FILMED)
+        environment = _make_filmed(task)
         environment.reset(seed=0)
         environment.render()
         environment.close()
@@ -81,7 +89,7 @@ def record_video(policy: Policy, task: Task, path: Path, *, target: float | None
     """
     import imageio_ffmpeg
 
-    environment = make_environment(task, **FILMED)
+    environment = _make_filmed(task)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial.mp4")  # ffmpeg selects the format by the suffix
     try:

@@ -185,10 +185,18 @@ class Config:
     dataset: str = "primal/hopper/medium-expert-v0"
     """Data set: a name (see python -m envs list), the path of a D4RL file or Minari folder, or several joined by +."""
     env_id: str | None = None
-    """Environment to act in, such as Hopper-v5.
-    If not given: the data set's environment. Required if the data set does not name one."""
+    """Environment to act in, such as Hopper-v5, or module:Id for your own.
+    If not given: the data set's environment. If the data set names none, it is required for evaluations."""
     mix_versions: bool = False
-    """Allow data that was recorded in other versions of the environment."""
+    """Allow data that was recorded in another version or variant of the environment. Results are marked."""
+    trust_env: bool = False
+    """Allow importing the module that the data set names for its environment or a wrapper. It executes its code."""
+    clip_actions: bool = False
+    """Clip actions that are out of the environment's bounds. If not given: they are an error."""
+    reference: tuple[float, float] | None = None
+    """Returns that scores 0 and 100 stand for.
+    If not given: those of the table of tasks, else of the data set's metadata. If there are none, plain returns are
+    reported."""
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -230,6 +238,9 @@ class Config:
             raise ValueError(f"validation ({optimizer.validation}) must be at least 0 and below 1")
         if not 0 < model.expectile < 1:
             raise ValueError(f"expectile ({model.expectile}) must be above 0 and below 1")
+        if self.reference is not None and not -math.inf < self.reference[0] < self.reference[1] < math.inf:
+            low, high = self.reference
+            raise ValueError(f"reference must be two finite returns in rising order, not {low:g} and {high:g}")
         if not all(map(math.isfinite, evaluation.targets or ())):
             raise ValueError(f"targets ({evaluation.targets}) must be finite")
         if evaluation.targets and model.conditioning != "return":

@@ -88,6 +88,8 @@ class RunTask:
     """Where the reference returns are from."""
     target_source: str = "the table of tasks"
     """Where the target returns are from."""
+    notes: tuple[str, ...] = ()
+    """What a reader of results should know about the environment and the data."""
 
     @property
     def environment_text(self) -> str:
@@ -121,12 +123,12 @@ class RunTask:
     @property
     def environment(self) -> str:
         """The environment's name without its version, in lower case: ``hopper``."""
-        return self.env_id.rpartition("-v")[0].lower()
+        return self.env_id.rpartition(":")[2].rpartition("-v")[0].lower()
 
     @property
     def unit(self) -> str:
         """The unit of scores: environment and references. Only scores of the same unit are comparable."""
-        return f"{self.environment_text}, {self.reference or 'plain returns'}"
+        return f"{self.environment_text or 'no environment'}, {self.reference or 'plain returns'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``config.json`` and checkpoints store them, with the reference's two returns among them."""

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.errors import DataError
-from envs.tasks import ActionBox, Task
+from envs.spaces import ActionBounds
+from envs.tasks import Task
 from primal_dt.system.files import atomic_write
 
 __all__ = [
@@ -48,14 +49,17 @@ class BehaviorPolicy(Protocol):
 
 @dataclass(frozen=True)
 class UniformPolicy:
-    """Actions drawn uniformly from the box."""
+    """Actions drawn uniformly: within the bounds, standard normal numbers where there are none, or choices."""
 
-    box: ActionBox
-    width: int
-    """The action width A."""
+    actions: ActionBounds
 
     def __call__(self, observation: NDArray[np.floating], random: np.random.Generator, /) -> NDArray[np.floating]:
-        return random.uniform(self.box.low, self.box.high, self.width).astype(np.float32)
+        if self.actions.categories:
+            return (random.integers(self.actions.categories) + self.actions.start).astype(np.int64)
+        low, high = np.array(self.actions.low), np.array(self.actions.high)
+        if np.isfinite(low).all() and np.isfinite(high).all():
+            return random.uniform(low, high).astype(np.float32)
+        return np.clip(random.standard_normal(len(low)), low, high).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def load_policy(name: str, task: Task) -> BehaviorPolicy:
     if ":" in name:
         return load_callable(name)
     if name in ("random", f"{environment.name}/random"):
-        return UniformPolicy(environment.action_box, environment.action_width)
+        return UniformPolicy(environment.actions)
     path = POLICIES / f"{name}.npz"
     if re.fullmatch(r"\w+/\w+", name) is None or not path.is_file():
         known = sorted(f"{file.parent.name}/{file.stem}" for file in POLICIES.glob("*/*.npz"))

@@ -4,22 +4,26 @@ Episode i uses the seed ``seed + i`` for both the environment and the policy's n
 data on the same machine.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 import primal_dt
 from envs.behavior.policies import BehaviorPolicy, load_policy
 from envs.behavior.recipes import Ingredient
 from envs.datasets.minari import RecordedEpisode, write_minari
 from envs.errors import DataError
-from envs.make import Env, make_environment
+from envs.make import Env, make_raw
+from envs.spaces import Space
 from envs.tasks import Task
 from primal_dt.system.terminal import Counter
 
-__all__ = ["record", "run_episode"]
+__all__ = ["record", "run_episode", "stacked"]
 
 POLICY_STREAM = 1
 """The policy's random stream. The environment uses the seed itself; if both shared one stream, the first actions would
@@ -38,7 +42,7 @@ def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpiso
     terminated = truncated = False
     while not (terminated or truncated):
         # Copy both: a policy may modify its observation in place, and may return the same array every time.
-        action = np.array(policy(observation.copy(), random), np.float32)
+        action = _as_action(env.action_space, policy(copy.deepcopy(observation), random))
         if not env.action_space.contains(action):
             raise DataError(f"the policy's action {action} is not in the environment's action space {env.action_space}")
         observation, reward, terminated, truncated, _ = env.step(action)
@@ -46,13 +50,28 @@ def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpiso
         actions.append(action)
         rewards.append(reward)
     return RecordedEpisode(
-        observations=np.stack(observations),
+        observations=stacked(observations),
         actions=np.stack(actions),
         rewards=np.array(rewards, np.float64),
         terminated=bool(terminated),
         truncated=bool(truncated),
         seed=seed,
     )
+
+
+def _as_action(space: Space, action: Any) -> Any:
+    """A copy of a policy's action in the type of the space."""
+    return int(action) if isinstance(space, spaces.Discrete) else np.array(action, space.dtype)
+
+
+def stacked(observations: Sequence[Any]) -> Any:
+    """Observations one after another, with a leading axis in each part."""
+    first = observations[0]
+    if isinstance(first, dict):
+        return {name: stacked([each[name] for each in observations]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(part) for part in zip(*observations, strict=True))
+    return np.stack(observations)
 
 
 def record(
@@ -108,7 +127,7 @@ def _is_file(policy: str) -> bool:
 
 def _episodes(recipe: Sequence[Ingredient], *, task: Task, seed: int, label: str) -> Iterator[RecordedEpisode]:
     policies = [load_policy(part.policy, task) for part in recipe]
-    env = make_environment(task)
+    env = make_raw(task)
     try:
         with Counter(f"recording {label}", total=sum(part.steps for part in recipe), unit="steps") as progress:
             for part, policy in zip(recipe, policies, strict=True):

@@ -5,6 +5,7 @@ Axes: T transitions of one episode, S state, A action.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,10 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from envs.errors import DataError
-from envs.tasks import ActionBox, Task
+from envs.spaces import ActionBounds
+from envs.tasks import Spaces
 from primal_dt.data.trajectories import Trajectory, returns_to_go
+from primal_dt.task import Reference, Specification
 
-__all__ = ["EpisodeSource", "check_widths", "checked_trajectory", "flags", "number_array", "open_hdf5"]
+__all__ = ["ActionCheck", "EpisodeSource", "checked_trajectory", "flags", "number_array", "open_hdf5"]
 
 
 class EpisodeSource(Protocol):
@@ -31,37 +34,91 @@ class EpisodeSource(Protocol):
         """All files that the episodes depend on."""
 
     @property
-    def env_id(self) -> str | None:
-        """The environment that the episodes were recorded in, if the source names it."""
+    def specification(self) -> Specification | None:
+        """The environment in which a policy that learns from the episodes is to act, if the source names it."""
 
     @property
-    def state_width(self) -> int:
-        """The state width S."""
+    def spaces(self) -> Spaces | None:
+        """Observations and actions, if the source describes them."""
 
     @property
-    def action_width(self) -> int:
-        """The action width A."""
+    def widths(self) -> tuple[int, int]:
+        """The widths of observations and actions as they are stored."""
 
-    def episodes(self, box: ActionBox, /) -> Iterator[Trajectory]:
+    @property
+    def reference(self) -> Reference | None:
+        """The reference returns, if the source has them."""
+
+    def guess_actions(self) -> ActionBounds:
+        """Bounds of the actions that are stored, for data without a description or an environment."""
+
+    def episodes(self, check: "ActionCheck", /) -> Iterator[Trajectory]:
         """Read and check the episodes one by one."""
 
 
-def check_widths(source: EpisodeSource, task: Task) -> None:
-    """Check that observations and actions have the widths of a task's environment.
+@dataclass
+class ActionCheck:
+    """Checks the actions of all episodes of a source, and counts those out of bounds."""
 
-    Raises:
-        DataError: if they do not.
-    """
-    widths = (task.environment.state_width, task.environment.action_width)
-    if (source.state_width, source.action_width) != widths:
-        raise DataError(
-            f"{source.path} has observations of width {source.state_width} and actions of width "
-            f"{source.action_width}, but {task.env_id} has {widths[0]} and {widths[1]}"
-        )
+    bounds: ActionBounds
+    clip: bool = False
+    """Whether actions out of bounds are clipped. Otherwise they are an error."""
+    seen: int = 0
+    """The number of actions so far."""
+    outside: int = 0
+    """The number of actions with an entry out of bounds."""
+    farthest: float = 0.0
+    """The largest distance of an entry from its bounds."""
+    first: str = ""
+    """The place of the first action out of bounds."""
+
+    def entries(self, actions: NDArray[Any], where: str) -> NDArray[np.float32]:
+        """Actions (T, A) as the environment takes them -> entries (T, A) as a model sees them, within the bounds.
+
+        Raises:
+            DataError: if they have another width, or if a choice does not exist.
+        """
+        if actions.shape[1:] != (self.bounds.width,):
+            raise DataError(f"{where}: actions must have {self.bounds.width} entries, not shape {actions.shape[1:]}")
+        self.seen += len(actions)
+        if self.bounds.categories:
+            choices = actions - np.array(self.bounds.start)
+            fine = (choices >= 0) & (choices < np.array(self.bounds.categories)) & (choices == np.floor(choices))
+            rule = f"actions must be choices among {', '.join(map(str, self.bounds.categories))}"
+            _require(fine, where, rule, actions)
+            return choices.astype(np.float32)
+        with np.errstate(over="ignore"):  # values too large for single precision become infinite and are refused
+            entries = actions.astype(np.float32)
+        _require(np.isfinite(entries), where, "actions must be finite", entries)
+        within = np.clip(entries, *np.array([self.bounds.low, self.bounds.high], np.float32))
+        distance = np.abs(entries - within).max(axis=1, initial=0)
+        if (wrong := distance > 0).any():
+            self.first = self.first or f"{where}, step {int(wrong.argmax())}"
+            self.outside += int(wrong.sum())
+            self.farthest = max(self.farthest, float(distance.max()))
+        return within
+
+    def finish(self) -> None:
+        """Call this after the last episode.
+
+        Raises:
+            DataError: if actions are out of bounds and may not be clipped.
+        """
+        if self.outside and not self.clip:
+            raise DataError(
+                f"{self.outside:,} of {self.seen:,} actions are out of bounds by up to {self.farthest:g}, the first at "
+                f"{self.first}: the environment takes {self.bounds}. To clip them, pass --clip-actions"
+            )
 
 
 def checked_trajectory(
-    where: str, *, observations: ArrayLike, actions: ArrayLike, rewards: ArrayLike, box: ActionBox, is_complete: bool
+    where: str,
+    *,
+    observations: ArrayLike,
+    actions: NDArray[Any],
+    rewards: ArrayLike,
+    check: ActionCheck,
+    is_complete: bool,
 ) -> Trajectory:
     """Check an episode's numbers and return it as a trajectory.
 
@@ -70,27 +127,26 @@ def checked_trajectory(
         observations: (T, S).
         actions: (T, A).
         rewards: (T,).
-        box: the environment's action bounds.
+        check: checks the actions.
         is_complete: whether the recording includes the episode's end.
 
     Raises:
-        DataError: at the first number that is not finite or action that is out of bounds. Nothing is clipped.
+        DataError: at the first number that is not finite or action that is not valid.
     """
-    given = {"observations": observations, "actions": actions, "rewards": rewards}
+    given = {"observations": observations, "rewards": rewards}
     with np.errstate(over="ignore"):  # values too large for single precision become infinite and are refused
         arrays = {key: np.asarray(array, np.float32) for key, array in given.items()}
         sums = returns_to_go(arrays["rewards"])
     for key, array in (*arrays.items(), ("sums of rewards", sums)):
         _require(np.isfinite(array), where, f"{key} must be finite", array)
-    within = (arrays["actions"] >= box.low) & (arrays["actions"] <= box.high)
-    _require(within, where, f"actions must be within [{box.low:g}, {box.high:g}]", arrays["actions"])
+    arrays["actions"] = check.entries(actions, where)
     try:
         return Trajectory(**arrays, is_complete=is_complete)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from error
 
 
-def _require(fine: NDArray[np.bool_], where: str, rule: str, array: NDArray[np.float32]) -> None:
+def _require(fine: NDArray[np.bool_], where: str, rule: str, array: NDArray[Any]) -> None:
     if not fine.all():
         first = tuple(np.argwhere(~fine)[0])
         raise DataError(f"{where}, step {first[0]}: {rule}, not {array[first]:g} ({(~fine).sum()} in this episode)")

@@ -2,8 +2,8 @@
 
 The layout is HDF5 with ``observations`` (N, S), ``actions`` (N, A), ``rewards``, ``terminals`` and ``timeouts`` (N,):
 one row per transition, episodes back to back. The last three may be columns (N, 1) of any numeric type: in D4RL's
-medium-replay files all are float64, and rewards are a column. Reading takes only numbers from a file and executes
-nothing.
+medium-replay files all are float64, and rewards are a column. Actions may also be choices, integers (N,) or (N, A).
+Reading takes only numbers from a file and executes nothing.
 
 Axes: N transitions, E episodes, T transitions of one episode, S state, A action.
 """
@@ -14,13 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.datasets.checks import checked_trajectory, flags, number_array, open_hdf5
+from envs.datasets.checks import ActionCheck, checked_trajectory, flags, number_array, open_hdf5
 from envs.errors import DataError
-from envs.tasks import ActionBox
+from envs.spaces import ActionBounds, unit_box
+from envs.tasks import Spaces
 from primal_dt.data.trajectories import Trajectory
+from primal_dt.task import Reference, Specification
 
 __all__ = ["D4rlFile", "open_d4rl"]
 
@@ -37,8 +40,7 @@ class D4rlFile:
     path: Path
     env_id: str | None
     """The file's attribute ``env_id``, if it has one."""
-    state_width: int
-    action_width: int
+    widths: tuple[int, int]
     offsets: NDArray[np.int64]
     """First transition of each episode, then the number of transitions, (E + 1,)."""
     last_is_cut_off: bool
@@ -49,21 +51,47 @@ class D4rlFile:
         """The file itself."""
         return (self.path,)
 
-    def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
+    @property
+    def specification(self) -> Specification | None:
+        """The plain environment of the file's attribute."""
+        return None if self.env_id is None else Specification(self.env_id)
+
+    @property
+    def spaces(self) -> Spaces | None:
+        """None: such files have no description."""
+        return None
+
+    @property
+    def reference(self) -> Reference | None:
+        """None: such files have no reference returns."""
+        return None
+
+    def guess_actions(self) -> ActionBounds:
+        """Integers are choices from 0 to the largest. Numbers within [-1, 1] have these bounds, others have none."""
+        with open_hdf5(self.path) as file:
+            actions = file["actions"][:].reshape(-1, self.widths[1])
+        if actions.dtype.kind in "iub":
+            return ActionBounds(categories=tuple(map(int, actions.max(0) + 1)), start=(0,) * self.widths[1])
+        if np.abs(actions).max() <= 1:
+            return unit_box(self.widths[1])
+        return ActionBounds(low=(-np.inf,) * self.widths[1], high=(np.inf,) * self.widths[1])
+
+    def episodes(self, check: ActionCheck) -> Iterator[Trajectory]:
         """Read the episodes, with a few thousand rows in memory at a time.
 
         Raises:
-            DataError: at the first number that is not finite or action that is out of bounds. Nothing is clipped.
+            DataError: at the first episode that breaks a rule.
         """
         with open_hdf5(self.path) as file:
             for first, last in self._blocks():
                 base = self.offsets[first]
                 block = {key: _rows(file[key][base : self.offsets[last]], key) for key in NUMBERS}
+                block["actions"] = block["actions"].reshape(-1, self.widths[1])
                 for number, (begin, end) in enumerate(pairwise(self.offsets[first : last + 1] - base), first):
                     yield checked_trajectory(
                         f"{self.path}, episode {number}",
                         **{key: array[begin:end] for key, array in block.items()},
-                        box=box,
+                        check=check,
                         is_complete=number + 2 < len(self.offsets) or not self.last_is_cut_off,
                     )
 
@@ -90,9 +118,11 @@ def open_d4rl(path: Path) -> D4rlFile:
                 f"{path} lacks {', '.join(missing)}: a file in D4RL's layout has {', '.join(DIMENSIONS)}; "
                 f"this one has {', '.join(file) or 'nothing'}"
             )
+        stored = file["actions"]
+        are_choices = isinstance(stored, h5py.Dataset) and stored.ndim == 1 and stored.dtype.kind in "iub"
         arrays = {
-            key: number_array(file, key, dimensions=dimensions, where=str(path))
-            for key, dimensions in DIMENSIONS.items()
+            key: number_array(file, key, dimensions=1 if key == "actions" and are_choices else size, where=str(path))
+            for key, size in DIMENSIONS.items()
         }
         lengths = {key: len(array) for key, array in arrays.items()}
         if len(set(lengths.values())) > 1:
@@ -105,11 +135,14 @@ def open_d4rl(path: Path) -> D4rlFile:
         return D4rlFile(
             path=path,
             env_id=_text(file.attrs.get("env_id"), path),
-            state_width=arrays["observations"].shape[1],
-            action_width=arrays["actions"].shape[1],
+            widths=(arrays["observations"].shape[1], _width(arrays["actions"])),
             offsets=_episode_offsets(ends),
             last_is_cut_off=not ends[-1],
         )
+
+
+def _width(actions: h5py.Dataset) -> int:
+    return 1 if actions.ndim == 1 else int(actions.shape[1])
 
 
 def _rows(array: NDArray[Any], key: str) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """Summary statistics of a data set, and a histogram of its returns."""
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,26 @@ QUANTILES = {"least": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.7
 def describe(dataset: Dataset) -> dict[str, Any]:
     """Summarize a data set as a JSON-serializable dictionary."""
     data, task = dataset.trajectories, dataset.task
-    reference = task.environment.reference
+    run_task, reference = dataset.run_task(), task.environment.reference
     return {
         "name": dataset.name,
-        "environment": task.env_id,
-        "unit": dataset.run_task().unit,
+        "environment": run_task.environment_text or "none",
+        "unit": run_task.unit,
         "episodes": len(data.lengths),
         "steps": int(data.offsets[-1]),
         "cut_off_episodes": sum(part.cut_off_episodes for part in dataset.parts),
         "state_width": data.observations.shape[1],
         "action_width": data.actions.shape[1],
         "returns": _summary(data.returns),
-        "scores": _summary(normalized(data.returns, reference)),
+        "scores": None if reference is None else _summary(normalized(data.returns, reference)),
         "lengths": _summary(data.lengths),
         "fingerprint": dataset.store.fingerprint,
         "notes": [note for part in dataset.parts for note in part.notes],
-        "reference": {
-            "random_return": reference.random_return,
-            "expert_return": reference.expert_return,
-            "source": task.environment.reference_source,
-        },
+        "actions": str(task.environment.actions),
+        "targets": list(run_task.targets),
+        "target_source": run_task.target_source,
+        "return_scale": dataset.return_scale,
+        "reference": None if reference is None else asdict(reference) | {"source": run_task.reference_source},
         "parts": [
             {"name": part.name, "path": str(part.path), "environment": part.env_id, **part.about}
             for part in dataset.parts
@@ -72,11 +73,12 @@ def plot_returns(dataset: Dataset, path: Path) -> None:
     axes.axvline(float(returns.mean()), color="#222222", linewidth=1, label=f"mean {returns.mean():.0f}")
     axes.set(xlabel="episode return", ylabel="episodes", title=f"{dataset.name} ({len(returns)} episodes)")
     axes.legend(frameon=False)
-    low, span = reference.random_return, reference.expert_return - reference.random_return
-    score = axes.secondary_xaxis(
-        "top", functions=(partial(normalized, reference=reference), lambda s: np.asarray(s) * span / 100 + low)
-    )
-    score.set_xlabel("normalized return")
+    if reference is not None:
+        low, span = reference.random_return, reference.expert_return - reference.random_return
+        score = axes.secondary_xaxis(
+            "top", functions=(partial(normalized, reference=reference), lambda s: np.asarray(s) * span / 100 + low)
+        )
+        score.set_xlabel("normalized return")
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in kinds:
         raise DataError(f"--plot must end in one of .{', .'.join(sorted(kinds))}, not {path.name!r}")

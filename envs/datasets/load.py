@@ -8,8 +8,10 @@ A+B                           several data sets together
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,24 +21,66 @@ from numpy.typing import NDArray
 
 from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
-from envs.datasets.checks import EpisodeSource, check_widths
+from envs.datasets.checks import ActionCheck, EpisodeSource
+from envs.datasets.d4rl import D4rlFile
 from envs.datasets.minari import MinariData
-from envs.datasets.names import parse_name
+from envs.datasets.names import DatasetName, parse_name
 from envs.datasets.sources import find_here, find_source
+from envs.datasets.suites import name_of_file
 from envs.errors import DataError
-from envs.tasks import Task, task_of
-from primal_dt.config import ModelConfig
+from envs.specifications import plain_where_equal, registered, same_environment
+from envs.tasks import Environment, Spaces, Task, environment_of, task_of
+from primal_dt.config import Config, ModelConfig
 from primal_dt.data.names import split_names
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.store import Store, StoreError, open_store, write_store
 from primal_dt.data.trajectories import Trajectories, Trajectory
 from primal_dt.model.transformer import ModelShape
-from primal_dt.task import RunTask
+from primal_dt.task import Reference, RunTask, Specification
 from primal_dt.training.run_folder import RunRecord
 
-__all__ = ["Dataset", "Part", "load_dataset", "reload_dataset"]
+__all__ = ["DataOptions", "Dataset", "Part", "load_dataset", "reload_dataset"]
 
 DEFAULT_RANK = 32
+DEFAULT_LIMIT = 1000
+"""The episode limit of environments that set none."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How a data set is read, and the environment that its policies act in."""
+
+    env_id: str | None = None
+    """The environment that policies act in. If the data does not name its environment, this is also the data's."""
+    mix_versions: bool = False
+    """Whether the environments of the parts may differ from each other and from ``env_id``."""
+    trust_env: bool = False
+    """Whether modules that the data names may be imported."""
+    trust_env_id: bool = True
+    """Whether the module in ``env_id`` may be imported: it is the user's own word, unless it was read from a file."""
+    clip_actions: bool = False
+    """Whether actions out of bounds are clipped. Otherwise they are an error."""
+    reference: tuple[float, float] | None = None
+    """The returns of scores 0 and 100. If None: the table's, else the metadata's."""
+    needs_environment: bool = True
+    """Whether policies must act, so that data without an environment is an error."""
+
+    @classmethod
+    def of(cls, config: Config) -> "DataOptions":
+        """The options of a training run."""
+        return cls(
+            env_id=config.env_id,
+            mix_versions=config.mix_versions,
+            trust_env=config.trust_env,
+            clip_actions=config.clip_actions,
+            reference=config.reference,
+            needs_environment=config.evaluation.eval_every_steps > 0,
+        )
+
+    @property
+    def specification(self) -> Specification | None:
+        """The environment that the user names."""
+        return None if self.env_id is None else Specification(self.env_id)
 
 
 @dataclass(frozen=True)
@@ -48,7 +92,7 @@ class Part:
     path: Path
     """The file that was read."""
     env_id: str
-    """The environment that the part was recorded in."""
+    """The environment that the part was recorded in, with what differs from the plain one. Empty if it is unknown."""
     cut_off_episodes: int
     """The number of episodes that stop before the environment or the time limit ends them. They are included."""
     about: Mapping[str, Any]
@@ -73,8 +117,24 @@ class Dataset:
 
     @property
     def normalizer(self) -> Normalizer:
-        """The normalizer: standardizes states and divides returns by the task's return scale."""
-        return self.store.normalizer(return_scale=self.task.environment.return_scale)
+        """The normalizer: standardizes states and divides returns by the return scale."""
+        return self.store.normalizer(return_scale=self.return_scale)
+
+    @property
+    def return_scale(self) -> float:
+        """The table's, else a fifth of the largest size of a return, to one digit: the table's lie around that."""
+        if self.task.environment.return_scale is not None:
+            return self.task.environment.return_scale
+        return float(f"{np.abs(self.trajectories.returns).max() / 5:.1g}") or 1.0
+
+    @cached_property
+    def episode_limit(self) -> int:
+        """The maximum number of steps per episode; without an environment, the length of the longest."""
+        specification = self.task.specification
+        if specification is None:
+            return int(self.trajectories.lengths.max())
+        known = registered(specification.env_id, trust=self.task.trusted)
+        return specification.max_episode_steps or (known and known.max_episode_steps) or DEFAULT_LIMIT
 
     @property
     def is_terminated(self) -> NDArray[np.bool_]:
@@ -83,25 +143,42 @@ class Dataset:
         Inferred from their lengths: complete episodes that are shorter than the task's limit. An episode that another
         limit cut short counts as ended by the environment.
         """
-        return self.store.is_complete & (self.trajectories.lengths < self.task.environment.episode_limit)
+        return self.store.is_complete & (self.trajectories.lengths < self.episode_limit)
 
     def run_task(self, targets: Sequence[float] | None = None) -> RunTask:
-        """The task of a run on this data. ``targets`` replaces all of the task's targets but the headline."""
-        return self.task.run_task(
-            targets,
+        """The task of a run on this data.
+
+        The headline target comes first: the table's, else the largest return in the data. The other targets are
+        ``targets``, else the table's, else half of the headline (if that is negative: twice, which is half as good).
+        """
+        known, task = self.task.environment.targets, self.task.run_task()
+        best = float(f"{self.trajectories.returns.max():.7g}")
+        own = known or (best, best / 2 if best > 0 else 2 * best)
+        return replace(
+            task,
             dataset=self.name,
-            data_env_ids=[part.env_id for part in self.parts],
+            data_env_ids=tuple(sorted({part.env_id for part in self.parts})),
             fingerprint=self.store.fingerprint,
-            data_returns=[float(f"{value:.7g}") for value in np.percentile(self.trajectories.returns, range(101))],
+            notes=tuple(dict.fromkeys(note for part in self.parts for note in part.notes)),
+            targets=tuple(dict.fromkeys((own[0], *(targets or own)))),
+            target_source=task.target_source if known else "the data: its largest return, and half of it",
+            data_returns=tuple(float(f"{value:.7g}") for value in np.percentile(self.trajectories.returns, range(101))),
         )
 
     def model_shape(self, model: ModelConfig) -> ModelShape:
         """The shape of a model for this data."""
-        environment = self.task.environment
+        actions = self.task.environment.actions
+        low, high = np.array(actions.low), np.array(actions.high)
+        unbounded = np.isinf(low) | np.isinf(high)
+        if unbounded.any():  # scaled by the data instead
+            stored = self.trajectories.actions[:, unbounded].astype(np.float64)
+            low[unbounded], high[unbounded] = stored.mean(0) - stored.std(0), stored.mean(0) + stored.std(0)
         return ModelShape(
-            state_width=environment.state_width,
-            action_low=(environment.action_box.low,) * environment.action_width,
-            action_high=(environment.action_box.high,) * environment.action_width,
+            state_width=self.task.environment.state_width,
+            action_low=tuple(low.tolist()),
+            action_high=tuple(high.tolist()),
+            categories=actions.categories,
+            unbounded=tuple(unbounded.tolist()) if unbounded.any() else (),
             attention=model.attention,
             width=model.width,
             num_heads=model.num_heads,
@@ -117,47 +194,54 @@ class Dataset:
             primal_init=model.primal_init,
             conditioning=model.conditioning,
             action_loss=model.action_loss,
-            max_timesteps=max(environment.episode_limit, int(self.trajectories.lengths.max())),
+            max_timesteps=max(self.episode_limit, int(self.trajectories.lengths.max())),
         )
 
 
-def load_dataset(name: str, *, env_id: str | None = None, mix_versions: bool = False) -> Dataset:
+def load_dataset(name: str, options: DataOptions = DataOptions()) -> Dataset:  # noqa: B008 - frozen
     """Find a data set, download or record it if necessary, check it, and map it into memory.
 
     Args:
         name: a name or a path, or several joined by ``+``.
-        env_id: the environment that the policy will act in. If the data does not name its environment, this is also
-            taken as the environment of the data, and required.
-        mix_versions: whether the parts' environment versions may differ from each other and from ``env_id``.
+        options: how it is read, and the environment that policies act in.
 
     Raises:
         DataError: if the data set is unavailable or unusable. The message is written for the user.
     """
-    return _load(name, split_names(name), env_id, mix_versions)
+    return _load(name, split_names(name), options)
 
 
-def _load(name: str, names: Sequence[str], env_id: str | None, mix_versions: bool) -> Dataset:
+def _load(name: str, names: Sequence[str], options: DataOptions) -> Dataset:
     """Load the data set with this name from its parts."""
+    if options.env_id is not None and ":" in options.env_id:
+        registered(options.env_id, trust=options.trust_env_id)
     # Check what is known already, so that a mistake is reported before anything is downloaded or recorded.
     here = {part: find_here(part) for part in names}
-    early = [(part, _task(part, source, env_id)) for part, source in here.items() if source or parse_name(part)]
-    _common_task(early, env_id, mix_versions)
+    early = [(part, _task(part, source, options)) for part, source in here.items() if source or _is_described(part)]
+    _common_task(early, options)
     sources = [here[part] or find_source(part) for part in names]
-    tasks = [_task(part, source, env_id) for part, source in zip(names, sources, strict=True)]
-    task = _common_task(list(zip(names, tasks, strict=True)), env_id, mix_versions)
+    tasks = [_task(part, source, options) for part, source in zip(names, sources, strict=True)]
+    task = _common_task(list(zip(names, tasks, strict=True)), options)
     assert task is not None
     stores, parts = [], []
     for part, source, own in zip(names, sources, tasks, strict=True):
-        identity = "".join(map(cache.file_identity, source.files))
-        stores.append(_open_or_write_store(identity, source.episodes(own.environment.action_box)))
-        cut_off = int((~stores[-1].is_complete).sum())
-        notes = _notes(part, source, own, task)
-        parts.append(Part(part, source.path, own.env_id, cut_off, _about(source), notes))
+        check = ActionCheck(own.environment.actions, clip=options.clip_actions)
+        identity = "".join(map(cache.file_identity, source.files)) + _reading(own, options)
+        store, clipped = _open_or_write_store(identity, partial(source.episodes, check), check)
+        stores.append(store)
+        cut_off = int((~store.is_complete).sum())
+        notes = _notes(part, source, own, task, clipped)
+        text = "" if own.specification is None else str(own.specification)
+        parts.append(Part(part, source.path, text, cut_off, _about(source), notes))
     return Dataset(name, task, stores[0] if len(stores) == 1 else _joined(stores), tuple(parts))
 
 
-def reload_dataset(record: RunRecord) -> Dataset:
+def reload_dataset(record: RunRecord, *, trust: bool = False) -> Dataset:
     """Load a run's data set, even if the run was started from another working folder.
+
+    Args:
+        record: the run's record.
+        trust: whether modules that the record or the data names may be imported.
 
     Raises:
         DataError: if the data set is unavailable, or has changed since the run.
@@ -166,72 +250,187 @@ def reload_dataset(record: RunRecord) -> Dataset:
     names = [
         part.name if parse_name(part.name) or not os.path.exists(part.path) else part.path for part in record.parts
     ]
-    dataset = _load(config.dataset, names, config.env_id, config.mix_versions)
+    dataset = _load(config.dataset, names, replace(DataOptions.of(config), trust_env=trust, trust_env_id=trust))
     if dataset.store.fingerprint != record.task.fingerprint:
         raise DataError(f"the data set {config.dataset!r} has changed since the run was trained on it")
     return dataset
 
 
-def _task(name: str, source: EpisodeSource | None, env_id: str | None) -> Task:
+def _task(name: str, source: EpisodeSource | None, options: DataOptions) -> Task:
     """The task of one part of a data set."""
-    known = parse_name(name)
-    own = (source and source.env_id) or (known and known.task.env_id) or env_id
-    if own is None:
+    known = _known(name, source)
+    named = (source and source.specification) or (known and known.specification)
+    own = _plain(named) if named else options.specification
+    trusted = options.trust_env
+    if own is not None and options.specification is not None and same_environment(own, options.specification):
+        own, trusted = options.specification, options.trust_env_id
+    if own is None and options.needs_environment:
         where = name if source is None else source.path
+        if known is not None and known.known is not None:
+            raise DataError(
+                f"{where}: policies cannot act in an environment of today: {known.known.fit.why_not}. "
+                "Train without evaluations (--eval-every-steps 0)"
+            )
         raise DataError(
             f"{where} does not name its environment: pass --env-id, such as --env-id Hopper-v5 "
-            "(Hopper-v4 for D4RL's data)"
+            "(Hopper-v4 for D4RL's data), or train without evaluations (--eval-every-steps 0)"
         )
-    task = task_of(own, None if known is None else known.tier, where=None if source is None else str(source.path))
-    if source is not None:
-        check_widths(source, task)
-    return task
+    tier = None if known is None else known.tier
+    if source is None:
+        assert known is not None
+        assert known.task is not None
+        return known.task
+    environment = _environment(source, own, known, trusted, options)
+    widths = (environment.state_width, environment.action_width)
+    if source.widths != widths:
+        raise DataError(
+            f"{source.path} has observations of width {source.widths[0]} and actions of width {source.widths[1]}, "
+            f"but {own} has {widths[0]} and {widths[1]}"
+        )
+    return Task(_with_reference(environment, source, known, options), own, tier, trusted)
 
 
-def _common_task(tasks: list[tuple[str, Task]], env_id: str | None, mix_versions: bool) -> Task | None:
+def _is_described(name: str) -> bool:
+    """Whether the task of a data set is known before it is read."""
+    known = parse_name(name)
+    return known is not None and known.task is not None
+
+
+def _known(name: str, source: EpisodeSource | None) -> DatasetName | None:
+    """The table's entry of a data set: by its name, or by the name of a D4RL file that does not name an environment."""
+    known = parse_name(name)
+    if known is None and isinstance(source, D4rlFile) and source.env_id is None:
+        in_suite = name_of_file(source.path.name)
+        known = None if in_suite is None else parse_name(in_suite.name)
+    return known
+
+
+def _plain(specification: Specification) -> Specification:
+    """A specification without what equals the registry's entry."""
+    with suppress(DataError):  # it is reported if the environment is created
+        registered(specification.env_id)  # imports gymnasium-robotics if the environment is from there
+    return plain_where_equal(specification)
+
+
+def _environment(
+    source: EpisodeSource,
+    specification: Specification | None,
+    known: DatasetName | None,
+    trusted: bool,
+    options: DataOptions,
+) -> Environment:
+    """The environment of a part: from the table, the data's description, the environment itself or the numbers."""
+    if source.spaces is not None:
+        return environment_of(specification, source.spaces)
+    if known is not None and known.task is not None and specification == known.specification:
+        return known.task.environment
+    if specification is not None and (options.needs_environment or options.env_id is not None):
+        return task_of(specification, trusted=trusted).environment
+    return environment_of(specification, Spaces(source.widths[0], source.guess_actions()))
+
+
+def _with_reference(
+    environment: Environment, source: EpisodeSource, known: DatasetName | None, options: DataOptions
+) -> Environment:
+    """The environment with the reference returns of the user, the table or the metadata, in this order."""
+    if known is not None and known.known is not None:
+        environment = replace(environment, reference=environment.reference or known.known.reference)
+    if options.reference is not None:
+        return replace(environment, reference=Reference(*options.reference), reference_source="--reference")
+    if environment.reference is None and source.reference is not None:
+        return replace(environment, reference=source.reference, reference_source="the data's metadata")
+    return environment
+
+
+def _common_task(tasks: list[tuple[str, Task]], options: DataOptions) -> Task | None:
     """The task of a policy that is trained on these parts; None if there are no parts.
 
     Raises:
-        DataError: if the parts are from different environments, or from different versions without ``mix_versions``.
+        DataError: if the parts are from different environments, or from different versions without ``mix_versions``,
+            or if they have different reference returns.
     """
-    wanted = tasks if env_id is None else [*tasks, ("--env-id", task_of(env_id))]
-    kinds = {task.environment.name for _, task in wanted}
-    versions = {task.env_id for _, task in wanted}
-    listed = ", ".join(f"{name} {task.env_id}" for name, task in wanted)
-    if len(kinds) > 1:
-        raise DataError(f"all parts must be from one environment, but these are from several: {listed}")
-    if len(versions) > 1 and not mix_versions:
-        raise DataError(
-            f"versions of an environment differ in physics and reward, and these are mixed: {listed}. "
-            "Omit --env-id or make the versions agree; if mixing is intended, pass --mix-versions"
-        )
-    if len(versions) > 1 and env_id is None:
-        raise DataError(f"data from several versions of an environment needs --env-id, the version to act in: {listed}")
     if not tasks:
         return None
+    wanted = list(tasks)
+    first = tasks[0][1]
+    if (user := options.specification) is not None:
+        own = next((task for _, task in tasks if task.specification == user), None)
+        wanted.append(("--env-id", own or _user_task(user, first, options)))
+    kinds = {(task.environment.gymnasium_name.lower(), task.environment.spaces) for _, task in wanted}
+    versions = {str(task.specification) for _, task in wanted}
+    listed = ", ".join(f"{name} {task.specification or 'without an environment'}" for name, task in wanted)
+    if len(kinds) > 1:
+        raise DataError(f"all parts must be from one environment, but these are from several: {listed}")
+    if len(versions) > 1 and not options.mix_versions:
+        raise DataError(
+            "versions and variants of an environment differ in physics, reward or ends of episodes, and these are "
+            f"mixed: {listed}. Omit --env-id or make the versions agree; if mixing is intended, pass --mix-versions"
+        )
+    if len(versions) > 1 and user is None:
+        raise DataError(f"data from several versions of an environment needs --env-id, the version to act in: {listed}")
+    references = {task.environment.reference for _, task in tasks}
+    if len(references) > 1:
+        values = ", ".join(f"{name} ({task.environment.reference or 'none'})" for name, task in tasks)
+        raise DataError(f"the parts have different reference returns: {values}. Pass --reference LOW HIGH")
     tiers = {task.tier for _, task in tasks}
     tier = "medium-expert" if tiers == {"medium", "expert"} else tiers.pop() if len(tiers) == 1 else None
-    return Task(wanted[-1][1].environment, wanted[-1][1].env_id, tier)
+    return replace(wanted[-1][1], tier=tier)
 
 
-def _open_or_write_store(identity: str, episodes: Iterable[Trajectory]) -> Store:
-    """Open the cached store of these episodes, or write a new one."""
+def _user_task(user: Specification, first: Task, options: DataOptions) -> Task:
+    """The task of the environment that the user names, which is not that of the data."""
+    task = task_of(user, trusted=options.trust_env_id)
+    if options.reference is not None:
+        return replace(task, environment=replace(task.environment, reference=Reference(*options.reference)))
+    return task
+
+
+def _reading(task: Task, options: DataOptions) -> str:
+    """All that the stored numbers depend on, apart from the files."""
+    return f"{task.environment.actions} {'clipped' if options.clip_actions else ''}"
+
+
+def _open_or_write_store(
+    identity: str, episodes: Callable[[], Iterable[Trajectory]], check: ActionCheck | None = None
+) -> tuple[Store, str]:
+    """Open the cached store of these episodes, or write a new one. Returns it, and what was clipped."""
     note = cache.read_note(identity)
     if note is not None:
         try:
-            return open_store(cache.stores_folder() / str(note["fingerprint"]))
+            return open_store(cache.stores_folder() / str(note["fingerprint"])), str(note.get("clipped", ""))
         except (StoreError, KeyError):
             pass  # cleared, damaged or from an earlier version: write it again
-    store = write_store(cache.stores_folder(), episodes)
-    cache.write_note(identity, {"fingerprint": store.fingerprint})
-    return store
+
+    def checked() -> Iterator[Trajectory]:
+        yield from episodes()
+        if check is not None:
+            check.finish()
+
+    store, clipped = write_store(cache.stores_folder(), checked()), ""
+    if check is not None and check.outside:
+        clipped = f"{check.outside:,} of {check.seen:,} actions, by up to {check.farthest:g}"
+    cache.write_note(identity, {"fingerprint": store.fingerprint, "clipped": clipped})
+    return store, clipped
 
 
-def _notes(name: str, source: EpisodeSource, own: Task, task: Task) -> tuple[str, ...]:
+def _notes(name: str, source: EpisodeSource, own: Task, task: Task, clipped: str) -> tuple[str, ...]:
     """Caveats about a part."""
     notes = []
-    if own.env_id != task.env_id:
-        notes.append(f"{name} was recorded in {own.env_id} but is used for {task.env_id}")
+    if own.specification != task.specification:
+        notes.append(f"{name} was recorded in {own.specification} but is used for {task.specification}")
+    if clipped:
+        notes.append(f"{name}: actions out of bounds are clipped: {clipped}")
+    if isinstance(source, MinariData) and source.recorded_in is not None and source.specification is not None:
+        recorded_in = _plain(source.recorded_in)
+        if not same_environment(recorded_in, source.specification):
+            notes.append(f"{name} was recorded in {recorded_in}; its metadata names {own.specification} to evaluate in")
+    if source.reference not in (None, task.environment.reference):
+        notes.append(
+            f"{name}: the reference returns of its metadata ({source.reference}) are not used, but those of "
+            f"{task.environment.reference_source} ({task.environment.reference})"
+        )
+    if task.environment.note is not None:
+        notes.append(task.environment.note)
     known = parse_name(name)
     if known is not None and known.source == "primal" and isinstance(source, MinariData):
         standard = [asdict(part) for part in builtin_recipe(known)]
@@ -257,4 +456,4 @@ def _joined(stores: list[Store]) -> Store:
                 rows = slice(begin, end)
                 yield Trajectory(data.observations[rows], data.actions[rows], data.rewards[rows], is_complete)
 
-    return _open_or_write_store("\n".join(store.fingerprint for store in stores), episodes())
+    return _open_or_write_store("\n".join(store.fingerprint for store in stores), episodes)[0]

@@ -2,13 +2,15 @@
 
 A data set has a folder ``data`` with ``metadata.json`` and ``main_data.hdf5``. In the HDF5 file, each group
 ``episode_i`` has ``observations`` (T + 1, S), ``actions`` (T, A), ``rewards``, ``terminations`` and ``truncations``
-(T,). Minari's own reader may create the environment that the metadata describes, which imports the module named there.
-This reader takes only numbers and executes nothing.
+(T,). Observations in a Dict or Tuple are groups, whose parts are flattened to S entries in the space's order.
+Minari's own reader may create the environment that the metadata describes, which imports the module named there. This
+reader takes only numbers and executes nothing.
 
 Axes: T transitions of one episode, S state, A action.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -23,12 +25,16 @@ from typing import Any
 import h5py
 import numpy as np
 from filelock import FileLock
+from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.datasets.checks import checked_trajectory, flags, number_array, open_hdf5
+from envs.datasets.checks import ActionCheck, checked_trajectory, flags, number_array, open_hdf5
 from envs.errors import DataError
-from envs.tasks import ActionBox, Task
+from envs.spaces import ActionBounds, Space, action_bounds, flat_width, flatten_rows, parse_space
+from envs.specifications import parse_specification
+from envs.tasks import Spaces, Task
 from primal_dt.data.trajectories import Trajectory
+from primal_dt.task import Reference, Specification
 
 __all__ = [
     "MinariData",
@@ -57,9 +63,14 @@ class MinariData:
     path: Path
     """The path of ``main_data.hdf5``."""
     metadata: Mapping[str, Any]
-    env_id: str | None
-    state_width: int
-    action_width: int
+    specification: Specification | None
+    """``eval_env_spec``, or ``env_spec`` if there is none: the environment in which policies are to act."""
+    recorded_in: Specification | None
+    """``env_spec``: the environment of the episodes."""
+    observation_space: Space
+    action_space: Space | None
+    """None if the metadata does not describe it."""
+    widths: tuple[int, int]
     num_episodes: int
 
     @property
@@ -67,7 +78,30 @@ class MinariData:
         """``main_data.hdf5`` and ``metadata.json``."""
         return (self.path, self.path.with_name("metadata.json"))
 
-    def episodes(self, box: ActionBox) -> Iterator[Trajectory]:
+    @property
+    def spaces(self) -> Spaces | None:
+        """Observations and actions as the metadata describes them."""
+        if self.action_space is None:
+            return None
+        return Spaces(self.widths[0], action_bounds(self.action_space, str(self.path)))
+
+    @property
+    def reference(self) -> Reference | None:
+        """``ref_min_score`` and ``ref_max_score``."""
+        low, high = self.metadata.get("ref_min_score"), self.metadata.get("ref_max_score")
+        if low is None or high is None:
+            return None
+        if not (isinstance(low, int | float) and isinstance(high, int | float) and -math.inf < low < high < math.inf):
+            raise DataError(
+                f"{self.files[1]}: ref_min_score ({low!r}) must be below ref_max_score ({high!r}), and both finite"
+            )
+        return Reference(float(low), float(high))
+
+    def guess_actions(self) -> ActionBounds:
+        """No bounds."""
+        return ActionBounds(low=(-math.inf,) * self.widths[1], high=(math.inf,) * self.widths[1])
+
+    def episodes(self, check: ActionCheck) -> Iterator[Trajectory]:
         """Read the episodes, one in memory at a time, without the observation after the last action.
 
         Raises:
@@ -76,11 +110,11 @@ class MinariData:
         for first in range(0, self.num_episodes, EPISODES_PER_OPEN):
             with open_hdf5(self.path) as file:
                 for number in range(first, min(first + EPISODES_PER_OPEN, self.num_episodes)):
-                    yield self._episode(file, number, box)
+                    yield self._episode(file, number, check)
 
-    def _episode(self, file: h5py.File, number: int, box: ActionBox) -> Trajectory:
+    def _episode(self, file: h5py.File, number: int, check: ActionCheck) -> Trajectory:
         where = f"{self.path}, episode {number}"
-        rows = _episode_arrays(file, number, where)
+        rows = _episode_arrays(file, number, self.observation_space, where)
         lengths = {key: len(rows[key]) for key in KEYS[1:]}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} {length}" for key, length in lengths.items())
@@ -92,10 +126,10 @@ class MinariData:
                 f"not {len(rows['observations'])}"
             )
         widths = (rows["observations"].shape[1], rows["actions"].shape[1])
-        if widths != (self.state_width, self.action_width):
+        if widths != self.widths:
             raise DataError(
-                f"{where}: observations and actions must have the widths of episode 0, {self.state_width} and "
-                f"{self.action_width}, not {widths[0]} and {widths[1]}"
+                f"{where}: observations and actions must have the widths of episode 0, {self.widths[0]} and "
+                f"{self.widths[1]}, not {widths[0]} and {widths[1]}"
             )
         if steps == 0:
             raise DataError(f"{where}: an episode must have at least one step")
@@ -109,22 +143,43 @@ class MinariData:
             observations=rows["observations"][:-1],
             actions=rows["actions"],
             rewards=rows["rewards"],
-            box=box,
+            check=check,
             is_complete=bool(ends[-1]),
         )
 
 
-def _episode_arrays(file: h5py.File, number: int, where: str) -> dict[str, NDArray[Any]]:
-    name = f"episode_{number}"
-    group = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    if not isinstance(group, h5py.Group):
+def _episode_arrays(file: h5py.File, number: int, space: Space, where: str) -> dict[str, NDArray[Any]]:
+    """The arrays of an episode: flattened observations (T + 1, S), actions (T, A), and (T,) each of the others."""
+    group = _group(file, f"episode_{number}")
+    if group is None:
         raise DataError(f"{where} is missing")
     missing = [key for key in KEYS if key not in group]
     if missing:
         raise DataError(f"{where} lacks {', '.join(missing)}: it has {', '.join(group) or 'nothing'}")
-    two = ("observations", "actions")
-    arrays = {key: number_array(group, key, dimensions=2 if key in two else 1, where=where)[()] for key in KEYS}
-    return {key: array if key in two else array.reshape(-1) for key, array in arrays.items()}
+    arrays = {key: number_array(group, key, dimensions=1, where=where)[()].reshape(-1) for key in KEYS[2:]}
+    has_rows = isinstance(group["actions"], h5py.Dataset) and group["actions"].ndim == 2
+    actions = number_array(group, "actions", dimensions=1 + has_rows, where=where)[()]
+    observations = flatten_rows(space, _observations(group, "observations", space, where))
+    return arrays | {"observations": observations, "actions": actions if has_rows else actions[:, None]}
+
+
+def _observations(group: h5py.Group, key: str, space: Space, where: str) -> Any:
+    """The numbers of an observation space: an array, or for a Dict or Tuple a mapping of the names in the file."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces if isinstance(space, spaces.Dict) else {f"_index_{i}": s for i, s in enumerate(space)}
+        inner = _group(group, key)
+        if inner is None or (missing := [name for name in parts if name not in inner]):
+            lacks = "it is not a group" if inner is None else f"it lacks {', '.join(missing)}"
+            raise DataError(f"{where}: {key} must have the parts {', '.join(parts)}, but {lacks}")
+        return {name: _observations(inner, name, part, where) for name, part in parts.items()}
+    dimensions = 1 if isinstance(space, spaces.Discrete) else 1 + len(space.shape or ())
+    return number_array(group, key, dimensions=dimensions, where=where)[()]
+
+
+def _group(parent: h5py.Group, name: str) -> h5py.Group | None:
+    """A group that is stored in the file itself, not a link."""
+    found = parent[name] if isinstance(parent.get(name, getlink=True), h5py.HardLink) else None
+    return found if isinstance(found, h5py.Group) else None
 
 
 def minari_folder(dataset_id: str = "") -> Path:
@@ -152,8 +207,6 @@ def open_minari(folder: Path) -> MinariData:
         metadata = json.loads((data / "metadata.json").read_text())
         num_episodes = int(metadata["total_episodes"])
         data_format = metadata.get("data_format", "hdf5")
-        spec = metadata.get("env_spec")
-        env_id = None if spec is None else str(json.loads(spec)["id"])
     except FileNotFoundError as error:
         raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -162,29 +215,49 @@ def open_minari(folder: Path) -> MinariData:
         raise DataError(f"{data} is in Minari's format {data_format!r}; only 'hdf5' can be read here")
     if num_episodes < 1:
         raise DataError(f"{data} has no episodes")
-    path = data / "main_data.hdf5"
+    path, where = data / "main_data.hdf5", str(data / "metadata.json")
+    specs = [
+        None if metadata.get(key) is None else parse_specification(metadata[key], where)
+        for key in ("env_spec", "eval_env_spec")
+    ]
+    described = [
+        None if metadata.get(key) is None else parse_space(metadata[key], f"{where}, {key}")
+        for key in ("observation_space", "action_space")
+    ]
     with open_hdf5(path) as file:
         if len(file) != num_episodes:
             raise DataError(f"{path} has {len(file)} episodes, but its metadata.json says {num_episodes}")
-        first = _episode_arrays(file, 0, f"{path}, episode 0")
+        observation_space = described[0] or _stored_space(file, f"{path}, episode 0")
+        flat_width(observation_space, str(data))
+        first = _episode_arrays(file, 0, observation_space, f"{path}, episode 0")
     return MinariData(
         path=path,
         metadata=metadata,
-        env_id=env_id,
-        state_width=first["observations"].shape[1],
-        action_width=first["actions"].shape[1],
+        specification=specs[1] or specs[0],
+        recorded_in=specs[0],
+        observation_space=observation_space,
+        action_space=described[1],
+        widths=(first["observations"].shape[1], first["actions"].shape[1]),
         num_episodes=num_episodes,
     )
+
+
+def _stored_space(file: h5py.File, where: str) -> Space:
+    """A Box with the width of the first episode's observations, for metadata without a description."""
+    group = _group(file, "episode_0")
+    if group is None or "observations" not in group:
+        raise DataError(f"{where} is missing, or lacks observations")
+    return spaces.Box(-np.inf, np.inf, number_array(group, "observations", dimensions=2, where=where).shape[1:])
 
 
 @dataclass(frozen=True)
 class RecordedEpisode:
     """A recorded episode, in Minari's layout."""
 
-    observations: NDArray[np.floating]
-    """Observations, (T + 1, S), including the one after the last action."""
-    actions: NDArray[np.floating]
-    """Actions, (T, A)."""
+    observations: Any
+    """Observations, (T + 1, S), including the one after the last action. Nested for a Dict or Tuple."""
+    actions: NDArray[Any]
+    """Actions, (T, A), or (T,) for choices."""
     rewards: NDArray[np.floating]
     """Rewards, (T,)."""
     terminated: bool
@@ -207,7 +280,8 @@ def write_minari(
 ) -> Path:
     """Stream episodes to a local data set with Minari's writer, and return its folder.
 
-    The data set appears under its name only when it is complete. Its metadata includes the task's reference returns.
+    The data set appears under its name only when it is complete. Its metadata includes the task's reference returns,
+    if there are any.
 
     Args:
         dataset_id: the data set's name.
@@ -223,14 +297,15 @@ def write_minari(
     """
     import minari  # importing Minari and the environments takes a second, and reading needs neither
 
-    from envs.make import make_environment
+    from envs.make import make_raw
 
     blocks = _blocks(episodes)
     with staged(dataset_id, replace=replace) as staging, warnings.catch_warnings():
         # Warnings about missing metadata (author, address, link) and about environments that are not the newest.
         warnings.simplefilter("ignore")
         first = next(blocks)
-        env = make_environment(task)
+        env = make_raw(task)
+        reference = task.environment.reference
         with datasets_path(staging):
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
@@ -239,8 +314,8 @@ def write_minari(
                 eval_env=env,
                 algorithm_name=algorithm,
                 description=description,
-                ref_min_score=task.environment.reference.random_return,
-                ref_max_score=task.environment.reference.expert_return,
+                ref_min_score=None if reference is None else reference.random_return,
+                ref_max_score=None if reference is None else reference.expert_return,
             )
         env.close()
         for block in blocks:

@@ -10,19 +10,16 @@ from pathlib import Path
 
 from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
-from envs.datasets.checks import EpisodeSource, check_widths
+from envs.datasets.checks import EpisodeSource
 from envs.datasets.d4rl import D4rlFile, open_d4rl
 from envs.datasets.download import DownloadError, download
 from envs.datasets.minari import dataset_lock, datasets_path, is_here, minari_folder, open_minari, staged
-from envs.datasets.names import KNOWN_NAMES, DatasetName, parse_name
+from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, DatasetName, builtin_name, parse_name
 from envs.errors import DataError
-from envs.tasks import Task
+from envs.tasks import ENVIRONMENTS
 from primal_dt.data.names import split_names
 
-__all__ = ["d4rl_path", "find_here", "find_source", "must_download", "stand_in"]
-
-D4RL_URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2"
-"""The public location of D4RL's files, from ``d4rl/infos.py``."""
+__all__ = ["d4rl_path", "d4rl_url", "find_here", "find_source", "must_download", "stand_in"]
 
 
 def find_here(name: str) -> EpisodeSource | None:
@@ -43,7 +40,7 @@ def find_here(name: str) -> EpisodeSource | None:
     if known is None and re.fullmatch(r"[\w/-]{1,200}-v\d{1,9}", name) is None:
         raise DataError(_unknown(name))
     if known is not None and known.source == "d4rl":
-        return _open_for(path, known.task) if (path := d4rl_path(known)).exists() else None
+        return _open_for(path, known) if (path := d4rl_path(known)).exists() else None
     return open_minari(minari_folder(name)) if is_here(name) else None
 
 
@@ -65,6 +62,7 @@ def find_source(name: str) -> EpisodeSource:
             else:
                 from envs.behavior.record import record  # imports the environments, which reading does not need
 
+                assert known.task is not None
                 record(name, builtin_recipe(known), task=known.task)
     return open_minari(minari_folder(name))
 
@@ -89,14 +87,16 @@ def stand_in(dataset: str) -> str:
     if not must_download(dataset):
         return dataset
     known = parse_name(split_names(dataset)[0])
-    if known is None:
+    if known is None or known.environment not in ENVIRONMENTS:
         raise DataError(f"{dataset} is not available locally, and no built-in data set can replace it")
-    return str(DatasetName("primal", known.environment, "medium-expert"))
+    return builtin_name(known.environment, "medium-expert")
 
 
 def d4rl_path(name: DatasetName) -> Path:
     """The path of a D4RL file in the cache, whether or not it is downloaded yet."""
-    return cache.downloads_folder() / f"{name.environment}_{name.tier.replace('-', '_')}-v2.hdf5"
+    assert name.known is not None
+    assert name.known.file_name is not None
+    return cache.downloads_folder() / name.known.file_name
 
 
 def _is_path(name: str) -> bool:
@@ -133,11 +133,17 @@ def _download_minari(name: str, known: DatasetName | None) -> None:
         ) from error
 
 
+def d4rl_url(name: DatasetName) -> str:
+    """The address of a D4RL file."""
+    assert name.known is not None
+    assert name.known.url is not None
+    return name.known.url
+
+
 def _download_d4rl(name: DatasetName) -> D4rlFile:
-    path = d4rl_path(name)
-    url = f"{D4RL_URL}/{path.name}"
+    path, url = d4rl_path(name), d4rl_url(name)
     try:
-        download(url, path, verify=lambda part: _open_for(part, name.task))
+        download(url, path, verify=lambda part: _open_for(part, name))
     except DownloadError as error:
         raise DataError(
             _missing(
@@ -149,19 +155,26 @@ def _download_d4rl(name: DatasetName) -> D4rlFile:
                 alike=[],
             )
         ) from error
-    return _open_for(path, name.task)
+    return _open_for(path, name)
 
 
-def _open_for(path: Path, task: Task) -> D4rlFile:
-    """Open a D4RL file and check that its widths match the task's environment."""
+def _open_for(path: Path, name: DatasetName) -> D4rlFile:
+    """Open a D4RL file and check that its widths are those of the data set."""
     source = open_d4rl(path)
-    check_widths(source, task)
+    assert name.known is not None
+    widths = (name.known.fit.state_width, name.known.fit.action_width)
+    if source.widths != widths:
+        raise DataError(
+            f"{path} has observations of width {source.widths[0]} and actions of width {source.widths[1]}, "
+            f"but {name} has {widths[0]} and {widths[1]}"
+        )
     return source
 
 
 def _builtin_like(name: DatasetName) -> str:
     """The built-in data set that is closest to a data set of another source."""
-    return str(DatasetName("primal", name.environment, "medium" if name.tier == "simple" else name.tier))
+    environment = name.environment if name.environment in ENVIRONMENTS else "hopper"
+    return builtin_name(environment, name.tier if name.tier in BUILTIN_TIERS else "medium")
 
 
 def _missing(name: str, *, looked: object, tried: str, by_hand: str, instead: str, alike: list[str]) -> str:

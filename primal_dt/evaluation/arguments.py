@@ -30,7 +30,8 @@ class EvaluateConfig:
     or your own function as module:name."""
     task: str | None = None
     """Task in which --policy acts. Only for --policy.
-    It is hopper, halfcheetah or walker2d, in the newest version of the environment, or a version such as Hopper-v4.
+    It is hopper, halfcheetah or walker2d, in the newest version of the environment, an id such as Hopper-v4, or
+    module:Id for your own.
     If not given: the task in the name of a built-in policy. Other policies need this flag."""
     episodes: int = 100
     """Number of episodes for each target return."""
@@ -57,13 +58,15 @@ class EvaluateConfig:
     """Device of the model: auto, cpu, cuda, cuda:1 or mps. Only for runs.
     auto: cuda if it is available, else mps, else cpu."""
     env_id: str | None = None
-    """Environment to evaluate in, such as Hopper-v4. Only for runs.
+    """Environment to evaluate in, such as Hopper-v4, or module:Id for your own. Only for runs.
     Another version than the one trained for needs --allow-version-mismatch.
     If not given: the environment that the run was trained for."""
     allow_version_mismatch: bool = False
     """Allow --env-id to name another version of the environment than the one trained for.
     Versions differ in physics or reward, so scores are not comparable.
     The report marks results in another version than that of the data. If not given: a mismatch is an error."""
+    trust_env: bool = False
+    """Allow importing the module that a run names for its environment or a wrapper. It executes its code."""
     fresh: bool = False
     """Run all episodes again, and replace the cached ones. Only for runs.
     If not given: only episodes that are not cached are run."""

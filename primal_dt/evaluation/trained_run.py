@@ -87,7 +87,7 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
     file, checkpoint = _newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path, mmap=True))
     require_mode(mode, checkpoint.shape)
     in_run = file.parent.name == "checkpoints"
-    task = checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id)
+    task = checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id, specification=None)
     return TrainedRun(
         path=file,
         digest=file_digest(file),

@@ -36,6 +36,9 @@ def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
     dataset = join_names(Path(name).name if Path(name).is_absolute() else name for name in names)
     content = asdict(config) | {"dataset": dataset}
     content |= {part: without_earlier_values(content[part]) for part in ("model", "optimizer")}
+    for name in ("trust_env", "clip_actions", "reference"):  # which earlier versions did not have
+        if not content[name]:
+            del content[name]
     for name in WHERE_AND_HOW:
         del content["run"][name]
     content |= {"fingerprint": fingerprint, "episodes": episodes}

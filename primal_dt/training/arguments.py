@@ -31,12 +31,15 @@ def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, Run
     """Return the configuration and the record of the run that ``--resume`` names.
 
     Raises:
-        ValueError: if the run does not exist, or if ``arguments`` change anything but the device.
+        ValueError: if the run does not exist, or if ``arguments`` change anything but the device and the trust.
     """
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-    if others := ", ".join(sorted(given - {"--resume", "--device"})):
-        raise ValueError(f"--resume takes all settings from the run: only --device can be given with it, not {others}")
+    if others := ", ".join(sorted(given - {"--resume", "--device", "--trust-env"})):
+        raise ValueError(
+            "--resume takes all settings from the run: only --device and --trust-env can be given with it, "
+            f"not {others}"
+        )
     record = read_record(Path(str(config.run.resume)))
     device = record.config.run.device if config.run.device == "auto" else config.run.device
     run = replace(record.config.run, resume=config.run.resume, device=device, threads=record.threads)
-    return replace(record.config, run=run), record
+    return replace(record.config, run=run, trust_env=config.trust_env), record

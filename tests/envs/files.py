@@ -7,11 +7,13 @@ from typing import Any
 import h5py
 import numpy as np
 
+from envs.datasets.checks import ActionCheck
 from envs.datasets.minari import RecordedEpisode, open_minari, write_minari
-from envs.tasks import ENVIRONMENTS, ActionBox, task_of
+from envs.spaces import unit_box
+from envs.tasks import ENVIRONMENTS, task_of
 from primal_dt.data.trajectories import Trajectory
 
-BOX = ActionBox(-1.0, 1.0)
+HOPPER_ACTIONS = unit_box(3)
 NAME = "test/hopper/small-v0"
 """The name of a small Minari data set."""
 
@@ -79,4 +81,4 @@ def write_small_minari(name: str = NAME, lengths: tuple[int, ...] = (4, 1, 3), *
 
 
 def read_minari(folder: Path) -> list[Trajectory]:
-    return list(open_minari(folder).episodes(BOX))
+    return list(open_minari(folder).episodes(ActionCheck(HOPPER_ACTIONS)))

@@ -1,12 +1,16 @@
 """The table of tasks: its numbers, names and units."""
 
+import json
+
 import numpy as np
 import pytest
 
-from envs.datasets.names import KNOWN_NAMES, DatasetName, parse_name
-from envs.tasks import ENVIRONMENTS, task_of
+from envs.datasets.names import KNOWN_NAMES, parse_name
+from envs.errors import DataError
+from envs.spaces import unit_box
+from envs.tasks import ENVIRONMENTS, Spaces, Task, environment_of, task_of
 from primal_dt.evaluation.score import normalized
-from primal_dt.task import Reference, RunTask
+from primal_dt.task import Reference, RunTask, Specification, Wrapper
 
 
 def test_scores_match_d4rl() -> None:
@@ -41,6 +45,7 @@ def test_a_score_is_linear_in_the_return() -> None:
     [
         ("hopper-medium-v2", ("d4rl", "hopper", "medium", "Hopper-v4")),
         ("halfcheetah-medium-replay-v2", ("d4rl", "halfcheetah", "medium-replay", "HalfCheetah-v4")),
+        ("pen-human-v1", ("d4rl", "pen", "human", "AdroitHandPen-v1 (at most 100 steps)")),
         ("mujoco/walker2d/expert-v0", ("minari", "walker2d", "expert", "Walker2d-v5")),
         ("primal/hopper/medium-expert-v0", ("primal", "hopper", "medium-expert", "Hopper-v5")),
     ],
@@ -48,28 +53,24 @@ def test_a_score_is_linear_in_the_return() -> None:
 def test_a_name_gives_source_environment_tier_version(name: str, expected: tuple[str, ...]) -> None:
     parsed = parse_name(name)
     assert parsed is not None
-    assert (parsed.source, parsed.environment, parsed.tier, parsed.task.env_id) == expected
+    assert (parsed.source, parsed.environment, parsed.tier, str(parsed.specification)) == expected
     assert str(parsed) == name
 
 
-@pytest.mark.parametrize("name", ["hopper-medium-v1", "primal/hopper/simple-v0", "mujoco/hopper/medium-replay-v0", ""])
+@pytest.mark.parametrize("name", ["hopper-medium-v3", "primal/hopper/simple-v0", "mujoco/hopper/medium-replay-v0", ""])
 def test_other_names_are_unknown(name: str) -> None:
     assert parse_name(name) is None
 
 
 def test_known_names_survive_a_round_trip() -> None:
-    assert len(KNOWN_NAMES) == 3 * (5 + 3 + 5)
+    assert {name.source for name in KNOWN_NAMES.values()} == {"primal", "d4rl", "minari"}
     assert all(parse_name(str(name)) == name for name in KNOWN_NAMES.values())
 
 
 def test_the_papers_nine_tasks_have_a_rank() -> None:
-    ranks = [
-        DatasetName("d4rl", environment, tier).task.paper_rank
-        for environment in ENVIRONMENTS
-        for tier in ("medium-expert", "medium", "medium-replay")
-    ]
-    assert ranks == [64, 96, 64, 96, 64, 32, 96, 96, 96]
-    assert DatasetName("d4rl", "hopper", "expert").task.paper_rank is None
+    names = [f"{env}-{tier}-v2" for env in ENVIRONMENTS for tier in ("medium-expert", "medium", "medium-replay")]
+    ranks = [task.paper_rank for name in (*names, "hopper-expert-v2") if (task := KNOWN_NAMES[name].task)]
+    assert ranks == [64, 96, 64, 96, 64, 32, 96, 96, 96, None]
     assert task_of("Hopper-v5").paper_rank is None
 
 
@@ -78,25 +79,42 @@ def test_an_environment_id_gives_its_task() -> None:
     assert (task.environment.name, task.env_id, task.environment.targets[0]) == ("walker2d", "Walker2d-v4", 5000)
 
 
-@pytest.mark.parametrize("env_id", ["Ant-v5", "Hopper", "hopper-v5", "Hopper-v5 "])
-def test_an_unknown_environment_lists_the_known_ones(env_id: str) -> None:
-    message = f"no task for the environment {env_id!r}.*Hopper-v5, HalfCheetah-v5, Walker2d-v5"
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(
+    ("env_id", "hint"),
+    [("hopper-v5", "there are Hopper-v2, Hopper-v3, Hopper-v4, Hopper-v5"), ("Own-v0", "--env-id my_module:MyEnv-v0")],
+)
+def test_an_unknown_environment_gives_a_hint(env_id: str, hint: str) -> None:
+    with pytest.raises(DataError, match=f"the environment {env_id} is not registered: .*{hint}"):
         task_of(env_id)
 
 
-def test_the_headline_target_always_comes_first() -> None:
-    task = task_of("Hopper-v5")
-    assert task.run_task().targets == (3600, 1800)
-    assert task.run_task([100.0, 3600.0]).targets == (3600, 100)
-    assert task.run_task([100.0]).headline == 3600
+WRAPPED = Specification("Own-v0", '{"a": 1}', 7, (Wrapper("Around", "module:Around", '{"b": 2}'),))
 
 
-def test_a_run_task_survives_a_round_trip() -> None:
-    task = task_of("Walker2d-v4", "medium").run_task([7.0], dataset="a", data_env_ids=["b", "a", "b"], fingerprint="f")
-    assert task.data_env_ids == ("a", "b")
-    assert task.environment == "walker2d"
-    assert RunTask.from_dict(task.to_dict()) == task
+@pytest.mark.parametrize(
+    "task",
+    [
+        task_of("Walker2d-v4", "medium").run_task(),
+        Task(environment_of(WRAPPED, Spaces(2, unit_box(1))), WRAPPED).run_task(),
+        Task(environment_of(None, Spaces(2, unit_box(1))), None).run_task(),
+    ],
+    ids=lambda task: task.environment,
+)
+def test_a_run_task_survives_a_round_trip(task: RunTask) -> None:
+    assert RunTask.from_dict(json.loads(json.dumps(task.to_dict()))) == task
+
+
+def test_the_table_is_for_the_plain_environment_only() -> None:
+    """Its targets and references would be wrong for other arguments, another limit or a wrapper."""
+    spaces = Spaces(11, unit_box(3))
+    assert environment_of(Specification("Hopper-v5"), spaces) is ENVIRONMENTS["hopper"]
+    for variant in (
+        Specification("Hopper-v5", '{"terminate_when_unhealthy": false}'),
+        Specification("Hopper-v5", max_episode_steps=15),
+        Specification("Hopper-v5", wrappers=(Wrapper("RescaleAction", "gymnasium.wrappers:RescaleAction"),)),
+    ):
+        environment = environment_of(variant, spaces)
+        assert (environment.name, environment.reference, environment.targets) == ("hopper", None, ())
 
 
 def test_a_unit_names_version_and_references() -> None:

@@ -11,7 +11,8 @@ import torch
 from envs.behavior.policies import POLICIES, GaussianPolicy, UniformPolicy, load_policy, read_card
 from envs.behavior.record import run_episode
 from envs.make import make_environment
-from envs.tasks import ENVIRONMENTS, ActionBox, task_of
+from envs.spaces import ActionBounds
+from envs.tasks import ENVIRONMENTS, task_of
 from primal_dt.evaluation.score import normalized
 
 FILES = sorted(POLICIES.glob("*/*.npz"))
@@ -76,7 +77,7 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path: Path) -> None:
 
 def test_the_uniform_policy_fills_the_box() -> None:
     random = np.random.default_rng(0)
-    policy = UniformPolicy(ActionBox(-2.0, 3.0), 4)
+    policy = UniformPolicy(ActionBounds(low=(-2.0,) * 4, high=(3.0,) * 4))
     actions = np.stack([policy(np.zeros(1), random) for _ in range(2000)])
     assert actions.shape == (2000, 4)
     assert -2 <= actions.min() < -1.98

@@ -15,9 +15,10 @@ from gymnasium.spaces import Box
 from minari.data_collector import EpisodeBuffer
 from minari.namespace import list_local_namespaces
 
+from envs.datasets.checks import ActionCheck
 from envs.datasets.minari import datasets_path, minari_folder, open_minari, staged
 from envs.errors import DataError
-from tests.envs.files import BOX, NAME, read_minari, recorded_episodes, write_small_minari
+from tests.envs.files import HOPPER_ACTIONS, NAME, read_minari, recorded_episodes, write_small_minari
 
 INVALID_NAMES = ("no version", "mine/hopper/walk", "x/a-v0", "../up-v0", "a//b-v0")
 MAIN, METADATA = "data/main_data.hdf5", "data/metadata.json"
@@ -43,7 +44,8 @@ def change(folder: Path, **arrays: Any) -> None:
 
 def test_reading_drops_the_last_observation(folder: Path) -> None:
     data = open_minari(folder)
-    assert (data.env_id, data.state_width, data.action_width, data.num_episodes) == ("Hopper-v5", 11, 3, 3)
+    assert (data.widths, data.num_episodes) == ((11, 3), 3)
+    assert str(data.recorded_in) == "Hopper-v5 (at most 1000 steps)"
     for mine, source in zip(read_minari(folder), recorded_episodes(), strict=True):
         np.testing.assert_array_equal(mine.observations, source.observations[:-1].astype(np.float32))
         np.testing.assert_array_equal(mine.actions, source.actions)
@@ -89,8 +91,8 @@ def test_a_data_set_created_by_minari_is_read() -> None:
         warnings.simplefilter("ignore")  # about missing metadata
         minari.create_dataset_from_buffers("other/plain-v1", [episode], **spaces)
     data = open_minari(minari_folder("other/plain-v1"))
-    assert data.env_id is None
-    (read,) = data.episodes(BOX)
+    assert data.specification is None
+    (read,) = data.episodes(ActionCheck(HOPPER_ACTIONS))
     assert read.rewards.tolist() == [1, 2]
     assert not read.is_complete
 
@@ -176,7 +178,6 @@ def test_the_remains_of_a_killed_process_are_deleted() -> None:
         ({"rewards": np.zeros(2)}, "episode 1: there must be one row per step, but there are actions 3, rewards 2"),
         ({"rewards": np.array([0, np.nan, 0])}, "episode 1, step 1: rewards must be finite, not nan"),
         ({"observations": np.full((4, 11), 1e300)}, "episode 1, step 0: observations must be finite, not inf"),
-        ({"actions": np.full((3, 3), -1.5)}, r"episode 1, step 0: actions must be within \[-1, 1\], not -1.5 \(9 in"),
         ({"actions": None}, "episode 1 lacks actions: it has observations, rewards"),
         ({"actions": np.array([[b"x"]])}, "episode 1: actions must be an array of real numbers with 2 dimension"),
         ({"actions": np.zeros((3, 3), complex)}, "episode 1: actions must be an array of real numbers"),
@@ -223,7 +224,8 @@ def test_arrays_in_other_files_are_refused(folder: Path, tmp_path: Path) -> None
     [
         ({"total_episodes": 0}, "has no episode"),
         ({"data_format": "arrow"}, "is in Minari's format 'arrow'; only 'hdf5' can be read"),
-        ({"env_spec": "{"}, r"metadata\.json cannot be read"),
+        ({"env_spec": "{"}, r"metadata\.json: the specification of the environment cannot be read"),
+        ({"action_space": "{}"}, r"metadata\.json, action_space: the space cannot be read: KeyError"),
         ({"total_episodes": "many"}, r"metadata\.json cannot be read"),
     ],
 )
