@@ -61,7 +61,7 @@ def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpiso
 
 def _as_action(space: Space, action: Any) -> Any:
     """A copy of a policy's action in the type of the space."""
-    return int(action) if isinstance(space, spaces.Discrete) else np.array(action, space.dtype)
+    return np.asarray(action).item() if isinstance(space, spaces.Discrete) else np.array(action, space.dtype)
 
 
 def stacked(observations: Sequence[Any]) -> Any:

@@ -1,0 +1,248 @@
+"""The task of a data set: the exact environment, spaces, bounds, references and targets, from its metadata."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+
+from envs.behavior.policies import load_policy
+from envs.behavior.record import run_episode
+from envs.datasets.load import DataOptions, Dataset, load_dataset
+from envs.datasets.minari import open_minari, write_minari
+from envs.errors import DataError
+from envs.make import make_environment, make_raw
+from envs.tasks import Task, task_of
+from primal_dt.config import ModelConfig
+from primal_dt.task import Reference, Specification, Wrapper
+from tests.envs import odd
+from tests.envs.files import d4rl_arrays, write_d4rl
+from tests.envs.odd import KITCHEN
+from tests.envs.test_spaces import ACTIONS, NESTED
+
+NAME = "test/odd-v0"
+RESCALED = Wrapper(
+    "RescaleAction", "gymnasium.wrappers.transform_action:RescaleAction", '{"max_action": 0.5, "min_action": -0.5}'
+)
+
+
+def recorded(task: Task, name: str = NAME, *, episodes: int = 2, replace: bool = False, **metadata: Any) -> str:
+    """A data set of random actions, written by Minari. Entries of the metadata are replaced; None removes one."""
+    env, policy = make_raw(task), load_policy("random", task)
+    runs = [run_episode(env, policy, seed=seed) for seed in range(episodes)]
+    folder = write_minari(name, runs, task=task, algorithm="none", description="", metadata={}, replace=replace)
+    path = folder / "data" / "metadata.json"
+    changed = json.loads(path.read_text()) | metadata
+    path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+    return name
+
+
+def odd_task(env_id: str = "tests.envs.odd:Odd-v0") -> Task:
+    return task_of(env_id, trusted=True)
+
+
+def load(name: str = NAME, **options: Any) -> Dataset:
+    return load_dataset(name, DataOptions(**options))
+
+
+def assert_refused(message: str, name: str = NAME, **options: Any) -> None:
+    with pytest.raises(DataError, match=message):
+        load(name, **options)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Specification("Hopper-v5", '{"terminate_when_unhealthy": false}', 15),
+        Specification("Hopper-v5", max_episode_steps=15, wrappers=(RESCALED,)),
+        Specification("Pendulum-v1", '{"g": 5.0}'),
+    ],
+    ids=str,
+)
+def test_a_variant_is_evaluated_as_it_was_recorded(variant: Specification) -> None:
+    dataset = load(recorded(task_of(variant)))
+    assert dataset.task.specification == variant
+    assert dataset.parts[0].env_id == str(variant)
+    task = dataset.run_task()
+    assert task.environment_text == str(variant)
+    assert task.reference is None  # the table's are for the plain Hopper
+    best = float(dataset.trajectories.returns.max())
+    assert task.targets == pytest.approx((best, best / 2 if best > 0 else 2 * best))
+    assert "the data" in task.target_source
+    # The environment gives the very rewards of the recording.
+    env = make_environment(dataset.task)
+    env.reset(seed=0)
+    data = dataset.trajectories
+    rewards = [env.step(action)[1] for action in data.actions[: data.offsets[1]]]
+    np.testing.assert_allclose(rewards, data.rewards[: data.offsets[1]], rtol=1e-6)
+
+
+def test_the_plain_environment_in_place_of_a_variant_is_not_silent() -> None:
+    """It is an error, or with --mix-versions a note for every table."""
+    name = recorded(task_of(Specification("Hopper-v5", max_episode_steps=15)))
+    assert_refused(
+        r"these are mixed: test/odd-v0 Hopper-v5 \(at most 15 steps\), --env-id Hopper-v5", env_id="Hopper-v5"
+    )
+    mixed = load(name, env_id="Hopper-v5", mix_versions=True)
+    assert str(mixed.task.specification) == "Hopper-v5"
+    assert mixed.run_task().data_env_ids == ("Hopper-v5 (at most 15 steps)",)
+    assert "was recorded in Hopper-v5 (at most 15 steps) but is used for Hopper-v5" in mixed.run_task().notes[0]
+
+
+def test_the_evaluation_environment_of_the_metadata_comes_first() -> None:
+    spec = make_raw(task_of(Specification("Pendulum-v1", '{"g": 3.0}'))).spec
+    assert spec is not None
+    dataset = load(recorded(task_of("Pendulum-v1"), eval_env_spec=spec.to_json()))
+    assert str(dataset.task.specification) == "Pendulum-v1 (g = 3.0)"
+    assert (
+        dataset.parts[0]
+        .notes[0]
+        .endswith("was recorded in Pendulum-v1; its metadata names Pendulum-v1 (g = 3.0) to evaluate in")
+    )
+
+
+@pytest.mark.parametrize(
+    ("metadata", "options", "expected", "source"),
+    [
+        ({}, {}, None, ""),
+        ({"ref_min_score": -5, "ref_max_score": 5.5}, {}, Reference(-5, 5.5), "the data's metadata"),
+        ({"ref_min_score": -5, "ref_max_score": 5}, {"reference": (1.0, 2.0)}, Reference(1, 2), "--reference"),
+    ],
+)
+def test_references_come_from_the_user_or_the_metadata(
+    metadata: dict[str, Any], options: dict[str, Any], expected: Reference | None, source: str
+) -> None:
+    task = load(recorded(task_of("Pendulum-v1"), **metadata), **options).run_task()
+    assert task.reference == expected
+    assert expected is None or task.reference_source == source
+
+
+def test_the_table_overrides_the_metadata_and_says_so() -> None:
+    dataset = load(recorded(task_of("Hopper-v5"), ref_min_score=0, ref_max_score=1))
+    assert dataset.run_task().reference == Reference(-20.272305, 3234.3)
+    assert (
+        "the reference returns of its metadata (0 at a return of 0, 100 at 1) are not used" in dataset.parts[0].notes[0]
+    )
+
+
+def test_references_that_cannot_be_used_are_refused() -> None:
+    name = recorded(task_of("Pendulum-v1"), ref_min_score=3, ref_max_score=3)
+    assert_refused(r"ref_min_score \(3\) must be below ref_max_score \(3\)", name)
+    for part, high in (("one", 5), ("two", 6)):
+        recorded(task_of("Pendulum-v1"), f"test/{part}-v0", ref_min_score=0, ref_max_score=high)
+    both = "test/one-v0+test/two-v0"
+    assert_refused(r"different reference returns: test/one-v0 .* 100 at 5\), .* Pass --reference LOW HIGH", both)
+    assert load(both, reference=(0.0, 9.0)).run_task().reference == Reference(0, 9)
+
+
+def test_a_module_that_only_the_data_names_needs_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set can be read and trained on, but its environment is not created."""
+    name = recorded(odd_task())
+    monkeypatch.delitem(gymnasium.registry, "Odd-v0")
+    monkeypatch.delitem(sys.modules, "tests.envs.odd")
+    dataset = load(name, needs_environment=False)
+    assert "tests.envs.odd" not in sys.modules
+    assert dataset.task.environment.actions.categories == (3,)
+    with pytest.raises(DataError, match=r"Odd-v0 would import tests\.envs\.odd:Odd, .* --trust-env"):
+        make_environment(load(name).task)
+    assert "tests.envs.odd" not in sys.modules
+    assert make_environment(load(name, trust_env=True).task).spec is not None
+
+
+def test_the_users_own_word_is_trusted() -> None:
+    dataset = load(recorded(odd_task()), env_id="tests.envs.odd:Odd-v0")
+    assert (dataset.task.env_id, dataset.task.trusted) == ("tests.envs.odd:Odd-v0", True)
+    assert dataset.run_task().data_env_ids == ("tests.envs.odd:Odd-v0",)  # not marked as another environment
+    assert dataset.episode_limit == 10
+
+
+def test_a_nested_dictionary_is_flattened_in_its_order() -> None:
+    dataset = load(recorded(odd_task()))
+    assert dataset.task.environment.state_width == 7 + 1 + 7 + 1 + 59 == dataset.trajectories.observations.shape[1]
+    space = open_minari(Path("minari") / NAME).observation_space
+    assert list(space) == list(KITCHEN)
+    shape = dataset.model_shape(ModelConfig())
+    assert (shape.state_width, shape.categories) == (75, (3,))
+    assert set(np.unique(dataset.trajectories.actions)) == {0, 1, 2}  # stored from 0 on, recorded from 5 on
+
+
+@settings(deadline=None, max_examples=10)
+@given(NESTED, ACTIONS)
+def test_training_and_acting_see_the_same_numbers(observations: spaces.Space[Any], actions: spaces.Space[Any]) -> None:
+    """In random nested spaces: a policy's inputs are the rows of the data, and it acts as recorded."""
+    odd.current[:] = [observations, actions]
+    dataset = load(recorded(task_of("Shifting-v0"), replace=True))
+    data, env = dataset.trajectories, make_environment(dataset.task)
+    seen = [env.reset(seed=1)[0]]
+    seen += [env.step(action)[0] for action in data.actions[data.offsets[1] :]]  # it refuses actions out of its space
+    np.testing.assert_allclose(np.stack(seen[:-1]), data.observations[data.offsets[1] :], rtol=1e-6)
+
+
+def outside(arrays: dict[str, np.ndarray]) -> str:
+    arrays["actions"][2, 1], arrays["actions"][5, 0] = 1.25, -3.0
+    return str(write_d4rl(Path("outside.hdf5"), arrays, env_id="Hopper-v5"))
+
+
+def test_actions_out_of_bounds_are_counted_and_clipped() -> None:
+    arrays = d4rl_arrays()
+    path = outside(arrays)
+    assert_refused(
+        r"2 of 8 actions are out of bounds by up to 2, the first at .*episode 0, step 2: the environment takes "
+        r"3 numbers in \[-1, 1\]\. To clip them, pass --clip-actions",
+        path,
+    )
+    for _ in range(2):  # also from the cache
+        dataset = load(path, clip_actions=True)
+        np.testing.assert_array_equal(dataset.trajectories.actions, np.clip(arrays["actions"], -1, 1))
+        assert "actions out of bounds are clipped: 2 of 8 actions, by up to 2" in dataset.run_task().notes[0]
+    assert_refused("2 of 8 actions", path)
+
+
+@pytest.mark.parametrize(
+    ("actions", "categories", "is_unbounded"),
+    [
+        (np.array([0, 2, 1, 1, 0, 2, 0, 1]), (3,), False),
+        (np.array([[0, 2], [4, 1]] * 4, np.int64), (5, 3), False),
+        (np.linspace(-1, 1, 16).reshape(8, 2), (), False),
+        (np.linspace(-9, 30, 16).reshape(8, 2), (), True),
+    ],
+)
+def test_a_log_without_an_environment_can_be_trained_on(
+    actions: np.ndarray, categories: tuple[int, ...], is_unbounded: bool
+) -> None:
+    path = str(write_d4rl(Path("robot.hdf5"), d4rl_arrays() | {"actions": actions}))
+    assert_refused(r"does not name its environment: pass --env-id.* or train without evaluations", path)
+    dataset = load(path, needs_environment=False)
+    shape = dataset.model_shape(ModelConfig())
+    assert (shape.categories, any(shape.unbounded)) == (categories, is_unbounded)
+    if is_unbounded:
+        assert shape.action_low == pytest.approx(actions.mean(0) - actions.std(0), rel=1e-5)
+    assert (dataset.run_task().environment_text, dataset.run_task().reference) == ("", None)
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    arrays = d4rl_arrays() | {"observations": np.zeros((8, 4)), "actions": np.array([0, 1, 2, 0, 0, 0, 0, 0])}
+    path = str(write_d4rl(Path("cartpole.hdf5"), arrays, env_id="CartPole-v1"))
+    assert_refused("episode 0, step 2: actions must be choices among 2, not 2", path)
+
+
+def test_an_environment_without_a_limit_gets_one() -> None:
+    env = make_environment(odd_task("tests.envs.odd:Endless-v0"))
+    env.reset(seed=0)
+    lengths = 1
+    while not env.step(np.zeros(1))[3]:
+        lengths += 1
+    assert lengths == 1000
+
+
+def test_a_missing_robotics_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in [name for name in gymnasium.registry if name.startswith("PointMaze_")]:
+        monkeypatch.delitem(gymnasium.registry, name)
+    with pytest.raises(DataError, match=r"PointMaze_UMaze-v3 is in gymnasium-robotics, which is not installed: pip"):
+        task_of("PointMaze_UMaze-v3")

@@ -1,0 +1,62 @@
+"""Environments of the tests' own. Importing this module registers them, as a user's module would."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+KITCHEN = spaces.Dict(
+    {
+        "achieved_goal": spaces.Dict(
+            {"kettle": spaces.Box(-np.inf, np.inf, (7,)), "microwave": spaces.Box(-9, 9, (1,))}
+        ),
+        "desired_goal": spaces.Dict(
+            {"kettle": spaces.Box(-np.inf, np.inf, (7,)), "microwave": spaces.Box(-9, 9, (1,))}
+        ),
+        "observation": spaces.Box(-np.inf, np.inf, (59,), np.float64),
+    }
+)
+"""The observations of FrankaKitchen, with two of its tasks."""
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Observations are random. The reward is 1 for the first choice or for a positive action; the eighth step succeeds.
+
+    Args:
+        observations: the observation space.
+        actions: the action space.
+    """
+
+    def __init__(
+        self,
+        observations: spaces.Space[Any] = KITCHEN,
+        actions: spaces.Space[Any] = spaces.Discrete(3, start=5),  # noqa: B008 - not changed
+        render_mode: str | None = None,
+    ) -> None:
+        self.observation_space, self.action_space, self.steps = observations, actions, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        first = action == self.action_space.start if isinstance(self.action_space, spaces.Discrete) else None
+        reward = float(np.min(action) > 0) if first is None else float(first)
+        return self.observation_space.sample(), reward, False, False, {"success": self.steps >= 8}
+
+
+current: list[spaces.Space[Any]] = []
+"""The observation and action space of Shifting-v0, which a test sets."""
+
+
+def shifting(**_: Any) -> Odd:
+    return Odd(*current)
+
+
+gymnasium.register("Odd-v0", "tests.envs.odd:Odd", max_episode_steps=10)
+gymnasium.register("Shifting-v0", "tests.envs.odd:shifting", max_episode_steps=10)
+gymnasium.register("Endless-v0", "tests.envs.odd:Odd")
