@@ -27,7 +27,7 @@ import tyro
 
 from envs.behavior.policies import BatchedPolicy, load_policy
 from envs.errors import DataError
-from envs.make import make_arena, make_environment
+from envs.make import make_arena, make_environment, make_raw
 from envs.published import TABLE_4
 from envs.specifications import same_environment
 from envs.tasks import Task, task_named, task_of_run
@@ -179,7 +179,7 @@ def evaluate_behavior(config: EvaluateConfig) -> tuple[list[Evaluation], list[st
     """Evaluate a behavior policy. Returns its evaluation and the error messages."""
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
-    policy = BatchedPolicy(load_policy(name, task), config.seed)
+    policy = BatchedPolicy(load_policy(name, task), config.seed, make_raw(task))
     with ProgressBar(f"{name} in {task.env_id}") as bar:
         evaluation = evaluate_policy(policy, name, make_arena(task), task.run_task(), config.plan, callbacks=[bar])
     return [evaluation], list(evaluation.notes)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.errors import DataError
@@ -127,10 +129,14 @@ class BatchedPolicy:
     Args:
         policy: the behavior policy, which acts in one environment.
         seed: the seed of the random streams.
+        env: the environment whose spaces the policy knows, if it is not a Box with a Box of actions: the policy gets its
+            observations from the flattened ones of rollouts, and its actions become entries.
     """
 
-    def __init__(self, policy: BehaviorPolicy, seed: int) -> None:
+    def __init__(self, policy: BehaviorPolicy, seed: int, env: gymnasium.Env[Any, Any] | None = None) -> None:
         self._policy = policy
+        self._observations = None if env is None else env.observation_space
+        self._start = None if env is None else getattr(env.action_space, "start", None)
         self._seed = seed
         self._begun = 0
         self._randoms: list[np.random.Generator] = []
@@ -143,7 +149,14 @@ class BatchedPolicy:
 
     def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
         """Map observations (E, S) to actions (E, A)."""
-        return np.stack([self._policy(*each) for each in zip(observations, self._randoms, strict=True)])
+        acted = [self._act(*each) for each in zip(observations, self._randoms, strict=True)]
+        return np.stack(acted)
+
+    def _act(self, observation: NDArray[np.floating], random: np.random.Generator) -> NDArray[np.floating]:
+        if not isinstance(self._observations, spaces.Box | None):
+            observation = spaces.unflatten(self._observations, observation)
+        action = self._policy(observation, random)
+        return action if self._start is None else np.reshape(action - self._start, -1)
 
     def observe(self, rewards: NDArray[np.float64], /) -> None:
         """Ignore the rewards (E,)."""

@@ -39,6 +39,7 @@ from primal_dt.task import Reference, Specification
 __all__ = [
     "MinariData",
     "RecordedEpisode",
+    "check_metadata",
     "check_name",
     "dataset_lock",
     "datasets_path",
@@ -206,29 +207,20 @@ def open_minari(folder: Path) -> MinariData:
     try:
         metadata = json.loads((data / "metadata.json").read_text())
         num_episodes = int(metadata["total_episodes"])
-        data_format = metadata.get("data_format", "hdf5")
     except FileNotFoundError as error:
         raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{data / 'metadata.json'} cannot be read: {error!r}") from error
-    if data_format != "hdf5":
-        raise DataError(f"{data} is in Minari's format {data_format!r}; only 'hdf5' can be read here")
-    if num_episodes < 1:
-        raise DataError(f"{data} has no episodes")
-    path, where = data / "main_data.hdf5", str(data / "metadata.json")
+    where, path = str(data / "metadata.json"), data / "main_data.hdf5"
+    check_metadata(metadata, str(data))
     specs = [
         None if metadata.get(key) is None else parse_specification(metadata[key], where)
         for key in ("env_spec", "eval_env_spec")
     ]
-    described = [
-        None if metadata.get(key) is None else parse_space(metadata[key], f"{where}, {key}")
-        for key in ("observation_space", "action_space")
-    ]
     with open_hdf5(path) as file:
         if len(file) != num_episodes:
             raise DataError(f"{path} has {len(file)} episodes, but its metadata.json says {num_episodes}")
-        observation_space = described[0] or _stored_space(file, f"{path}, episode 0")
-        flat_width(observation_space, str(data))
+        observation_space = _space(metadata, "observation_space", where) or _stored_space(file, f"{path}, episode 0")
         first = _episode_arrays(file, 0, observation_space, f"{path}, episode 0")
     return MinariData(
         path=path,
@@ -236,10 +228,31 @@ def open_minari(folder: Path) -> MinariData:
         specification=specs[1] or specs[0],
         recorded_in=specs[0],
         observation_space=observation_space,
-        action_space=described[1],
+        action_space=_space(metadata, "action_space", where),
         widths=(first["observations"].shape[1], first["actions"].shape[1]),
         num_episodes=num_episodes,
     )
+
+
+def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
+    """Check what the metadata alone tells: the format, the number of episodes and the spaces.
+
+    Raises:
+        DataError: if the data set cannot be used.
+    """
+    if (data_format := metadata.get("data_format", "hdf5")) != "hdf5":
+        raise DataError(f"{where} is in Minari's format {data_format!r}; only 'hdf5' can be read here")
+    if int(metadata["total_episodes"]) < 1:
+        raise DataError(f"{where} has no episodes")
+    if (observations := _space(metadata, "observation_space", where)) is not None:
+        flat_width(observations, where)
+    if (actions := _space(metadata, "action_space", where)) is not None:
+        action_bounds(actions, where)
+
+
+def _space(metadata: Mapping[str, Any], key: str, where: str) -> Space | None:
+    """A space that the metadata describes; None if it does not."""
+    return None if metadata.get(key) is None else parse_space(metadata[key], f"{where}, {key}")
 
 
 def _stored_space(file: h5py.File, where: str) -> Space:

@@ -7,13 +7,22 @@ import socket
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
 from envs.datasets.checks import EpisodeSource
 from envs.datasets.d4rl import D4rlFile, open_d4rl
 from envs.datasets.download import DownloadError, download
-from envs.datasets.minari import dataset_lock, datasets_path, is_here, minari_folder, open_minari, staged
+from envs.datasets.minari import (
+    check_metadata,
+    dataset_lock,
+    datasets_path,
+    is_here,
+    minari_folder,
+    open_minari,
+    staged,
+)
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, DatasetName, builtin_name, parse_name
 from envs.errors import DataError
 from envs.tasks import ENVIRONMENTS
@@ -105,6 +114,13 @@ def _is_path(name: str) -> bool:
     return os.path.exists(path) or path.startswith(("/", "./", "../", "~")) or path.endswith((".hdf5", ".h5"))
 
 
+def remote_metadata(name: str) -> dict[str, Any]:
+    """The metadata of a data set on Minari's server."""
+    from minari.storage.remotes import get_cloud_storage
+
+    return get_cloud_storage().get_dataset_metadata(name)
+
+
 def _download_minari(name: str, known: DatasetName | None) -> None:
     import minari
     from huggingface_hub import constants
@@ -116,8 +132,11 @@ def _download_minari(name: str, known: DatasetName | None) -> None:
         if remote.startswith("hf:") and not urllib.request.getproxies():
             # Without a network, the Hugging Face client would retry for half a minute, with a warning each time.
             socket.getaddrinfo(host, None)
+        check_metadata(remote_metadata(name), name)
         with staged(name) as staging, datasets_path(staging):
             minari.download_dataset(name)
+    except DataError:
+        raise
     # Minari's storage back ends raise the exceptions of their libraries.
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__

@@ -1,5 +1,6 @@
 """Loading a data set by name or path: every source, its errors, and the cache."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -190,6 +191,7 @@ def test_a_folder_does_not_hide_a_known_name() -> None:
 def set_download(monkeypatch: pytest.MonkeyPatch) -> SetDownload:
     """A function that replaces Minari's download, as if there were a network."""
     monkeypatch.setattr("envs.datasets.sources.socket.getaddrinfo", lambda host, port: [])
+    monkeypatch.setattr(sources, "remote_metadata", lambda name: {"total_episodes": 3})
     return lambda download: monkeypatch.setattr(minari, "download_dataset", download)
 
 
@@ -206,6 +208,21 @@ def test_minari_downloads_its_own_data_sets(set_download: SetDownload) -> None:
     set_download(lambda name: shutil.copytree(remote, minari_folder(name)))
     assert len(load_dataset("mujoco/hopper/medium-v0").trajectories.lengths) == 3
     assert minari_folder("mujoco/hopper/medium-v0/data/metadata.json").exists()
+
+
+def test_what_cannot_be_used_is_told_before_the_download(
+    set_download: SetDownload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_download(fail)
+    low, high = ([[[value] * 3] * 2] * 2 for value in (0, 255))
+    images = {"type": "Box", "dtype": "uint8", "shape": [2, 2, 3], "low": low, "high": high}
+    for metadata, message in (
+        ({"observation_space": json.dumps(images)}, r"some/thing-v0: observations of shape \(2, 2, 3\) \(images\)"),
+        ({"action_space": json.dumps({"type": "Text", "max_length": 3})}, "actions must be a Box of one dimension"),
+        ({"data_format": "arrow"}, "only 'hdf5' can be read here"),
+    ):
+        monkeypatch.setattr(sources, "remote_metadata", lambda name, own=metadata: {"total_episodes": 3} | own)
+        assert_refused("some/thing-v0", message)
 
 
 @pytest.mark.parametrize(

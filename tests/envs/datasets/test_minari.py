@@ -225,7 +225,7 @@ def test_arrays_in_other_files_are_refused(folder: Path, tmp_path: Path) -> None
         ({"total_episodes": 0}, "has no episode"),
         ({"data_format": "arrow"}, "is in Minari's format 'arrow'; only 'hdf5' can be read"),
         ({"env_spec": "{"}, r"metadata\.json: the specification of the environment cannot be read"),
-        ({"action_space": "{}"}, r"metadata\.json, action_space: the space cannot be read: KeyError"),
+        ({"action_space": "{}"}, r"data, action_space: the space cannot be read: KeyError"),
         ({"total_episodes": "many"}, r"metadata\.json cannot be read"),
     ],
 )
