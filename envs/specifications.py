@@ -8,10 +8,13 @@ import importlib
 import importlib.util
 import io
 import json
+import os
 import re
+import sys
 import warnings
 from contextlib import redirect_stderr
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -20,7 +23,14 @@ from gymnasium.envs.registration import EnvSpec
 from envs.errors import DataError
 from primal_dt.task import Specification, Wrapper
 
-__all__ = ["make_specified", "parse_specification", "plain_where_equal", "registered", "same_environment"]
+__all__ = [
+    "import_from_here",
+    "make_specified",
+    "parse_specification",
+    "plain_where_equal",
+    "registered",
+    "same_environment",
+]
 
 OWN_WRAPPERS = "gymnasium.wrappers."
 """Wrappers of gymnasium itself, which are trusted."""
@@ -49,7 +59,7 @@ def registered(env_id: str, *, trust: bool = False) -> EnvSpec | None:
     if module and name not in gymnasium.registry:
         _require_trust(env_id, module, trust)
         try:
-            importlib.import_module(module)
+            import_from_here(module)
         except ImportError as error:
             raise DataError(
                 f"the module of the environment {env_id} cannot be imported: {error}. Run from its folder, or "
@@ -171,7 +181,14 @@ def _require_trust(what: str, entry_point: str, trust: bool) -> None:
 
 def _load(entry_point: str) -> Any:
     module, _, name = entry_point.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(import_from_here(module), name)
+
+
+def import_from_here(module: str) -> ModuleType:
+    """Import a module that is installed or in the working folder, which is on the path of ``python -m`` only."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(module)
 
 
 def _text(value: Any) -> str:

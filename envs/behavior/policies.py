@@ -3,7 +3,6 @@
 Axes: E environments, S state, A action.
 """
 
-import importlib
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from envs.errors import DataError
 from envs.spaces import ActionBounds
+from envs.specifications import import_from_here
 from envs.tasks import Task
 from primal_dt.system.files import atomic_write
 
@@ -129,8 +129,8 @@ class BatchedPolicy:
     Args:
         policy: the behavior policy, which acts in one environment.
         seed: the seed of the random streams.
-        env: the environment whose spaces the policy knows, if it is not a Box with a Box of actions: the policy gets its
-            observations from the flattened ones of rollouts, and its actions become entries.
+        env: the environment whose spaces the policy knows. If it is given, the flattened observations of rollouts are
+            converted to it, and its choices to entries from 0 on.
     """
 
     def __init__(self, policy: BehaviorPolicy, seed: int, env: gymnasium.Env[Any, Any] | None = None) -> None:
@@ -213,7 +213,7 @@ def load_callable(name: str) -> BehaviorPolicy:
     if not module or not attribute:
         raise DataError(f"a policy must be given as module:name, such as my_policies:walk, not {name!r}")
     try:
-        found = importlib.import_module(module)
+        found = import_from_here(module)
     except ModuleNotFoundError as error:
         raise DataError(
             f"there is no module {error.name!r} for the policy {name!r}: run from the module's folder, or install it"
