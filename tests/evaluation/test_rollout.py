@@ -3,11 +3,13 @@
 import os
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from primal_dt.evaluation.episode_cache import EpisodeCache
 from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
 from primal_dt.evaluation.score import normalized, summarize, summary_table
 from primal_dt.evaluation.vector import Environments
@@ -47,6 +49,19 @@ class Countdown:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Goal(Countdown):
+    """Reports success as ``value`` under ``key``, in the first step of seeds that are odd; else 0."""
+
+    def __init__(self, key: str, value: Any) -> None:
+        super().__init__()
+        self.key, self.value = key, value
+
+    def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        *results, _ = super().step(action)
+        is_reached = self.seed % 2 == 1 and self.step_number == 1
+        return *results, {self.key: self.value if is_reached else 0 * self.value}  # type: ignore[return-value]
 
 
 class TargetPolicy:
@@ -155,11 +170,44 @@ def test_a_rollout_of_no_episodes_is_empty() -> None:
 def test_environments_answer_in_the_order_of_their_numbers() -> None:
     with Environments(Countdown, 5, num_workers=2) as environments:
         assert environments.reset([10, 11, 12, 13, 14])[:, 0].tolist() == [10, 11, 12, 13, 14]
-        observations, rewards, ended, failures = environments.step(np.array([0, 3, 4]), np.array([[1.0], [2.0], [3.0]]))
+        steps = environments.step(np.array([0, 3, 4]), np.array([[1.0], [2.0], [3.0]]))
+    observations, rewards, ended, _, failures = steps
     assert failures == []
     assert observations[:, 0].tolist() == [10, 13, 14]
     assert rewards.tolist() == [1, 2, 3]
     assert ended.tolist() == [False, False, False]
+
+
+@pytest.mark.parametrize("key", ["success", "is_success"])
+@pytest.mark.parametrize("value", [True, 1.0, np.True_, np.float32(1)])
+def test_success_at_any_step_is_success(key: str, value: Any) -> None:
+    """The first step of the episodes with seeds 3 and 5 succeeds, and later ones do not."""
+    make = partial(Goal, key, value)
+    episodes = rollout(TargetPolicy(), make, targets=[1.0] * 4, seeds=[2, 3, 4, 5], num_environments=3)
+    assert [episode.success for episode in episodes] == [False, True, False, True]
+
+
+def test_success_comes_from_worker_processes() -> None:
+    make = partial(Goal, "success", True)
+    episodes = rollout(TargetPolicy(), make, targets=[1.0] * 3, seeds=[2, 3, 5], num_workers=2)
+    assert [episode.success for episode in episodes] == [False, True, True]
+
+
+@pytest.mark.parametrize("make", [Countdown, partial(Goal, "coverage", 1.0), partial(Goal, "success", "yes")])
+def test_environments_that_say_nothing_have_no_success(make: Any) -> None:
+    episodes = rollout(TargetPolicy(), make, targets=[1.0, 1.0], seeds=[1, 3])
+    assert [episode.success for episode in episodes] == [None, None]
+
+
+def test_the_cache_stores_success(tmp_path: Path) -> None:
+    """Lines of earlier versions, which have none, are read."""
+    episodes = [Episode(1.0, seed, 0.0, 4, None, success) for seed, success in enumerate((True, False, None))]
+    for episode in episodes:
+        EpisodeCache(tmp_path, {}).end_episode(episode)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text() + '{"target": 1.0, "seed": 3, "total_reward": 0.0, "length": 4}\n')
+    cached = [EpisodeCache(tmp_path, {}).get(1.0, seed) for seed in range(4)]
+    assert cached == [*episodes, Episode(1.0, 3, 0.0, 4)]
 
 
 def test_summaries_have_means_and_d4rl_scores() -> None:
