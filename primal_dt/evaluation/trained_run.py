@@ -78,7 +78,8 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
     Args:
         path: a run folder or a checkpoint file.
         mode: the inference mode, which is checked against the model.
-        env_id: the environment to evaluate in. If None: the one that the run was trained for.
+        env_id: the environment to evaluate in, with the arguments, limit and wrappers of the one that the run was
+            trained for. If None: that one.
 
     Raises:
         CheckpointError: if there is no readable checkpoint, or the last one is damaged.
@@ -87,7 +88,7 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
     file, checkpoint = _newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path, mmap=True))
     require_mode(mode, checkpoint.shape)
     in_run = file.parent.name == "checkpoints"
-    task = checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id)
+    task = checkpoint.task if env_id is None else _in_environment(checkpoint.task, env_id)
     return TrainedRun(
         path=file,
         digest=file_digest(file),
@@ -134,7 +135,14 @@ def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
     """A digest that is equal for runs that differ only in their seed."""
     content: dict[str, Any] = {part: without_earlier_values(config[part]) for part in ("model", "optimizer")}
     content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
+    if trained_for.specification is not None:
+        content["specification"] = trained_for.specification.identity
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _in_environment(task: RunTask, env_id: str) -> RunTask:
+    specification = task.specification and replace(task.specification, env_id=env_id)
+    return replace(task, env_id=env_id, specification=specification)
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
@@ -153,6 +161,6 @@ def _notes(file: Path, checkpoint: Checkpoint, task: RunTask, *, in_run: bool) -
         notes.append(f"training is unfinished (step {checkpoint.step} of {planned})")
     if in_run and file != CheckpointFolder(file.parent).paths()[-1]:
         notes.append(f"{file.name} is not the last checkpoint of its run")
-    if task.env_id != checkpoint.task.env_id:
-        notes.append(f"trained for {checkpoint.task.env_id}, evaluated in {task.env_id}")
+    if task.environment_text != checkpoint.task.environment_text:
+        notes.append(f"trained for {checkpoint.task.environment_text}, evaluated in {task.environment_text}")
     return tuple(notes)
