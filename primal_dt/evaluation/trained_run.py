@@ -15,7 +15,7 @@ from primal_dt.policy.inference import InferenceMode, require_mode
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from primal_dt.training.metrics_log import curve_of, read_metrics
-from primal_dt.training.scalars import HEADLINE
+from primal_dt.training.scalars import headline_name
 
 __all__ = ["TrainedRun", "describe_run", "open_run"]
 
@@ -58,7 +58,8 @@ class TrainedRun:
 
     def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
         """The evaluation that consists of these episodes."""
-        curve = () if self.folder is None else curve_of(read_metrics(self.folder), HEADLINE)
+        name = headline_name(self.task.reference)  # a curve in another unit is not shown
+        curve = () if self.folder is None else curve_of(read_metrics(self.folder), name)
         return describe_run(
             self.checkpoint.config,
             self.task,
@@ -113,8 +114,8 @@ def describe_run(
 ) -> Evaluation:
     """The evaluation of a run's checkpoint, whose episodes were run in ``task``.
 
-    ``config`` is the configuration of the training as plain values, ``curve`` its normalized returns at the headline
-    target by step, and ``trained_for`` its task, if that differs from ``task``.
+    ``config`` is the configuration of the training as plain values, ``curve`` its headline results by step, and
+    ``trained_for`` its task, if that differs from ``task``.
     """
     return Evaluation(
         policy=config["model"]["attention"],

@@ -1,4 +1,4 @@
-"""Trained runs: what identifies a configuration and an episode."""
+"""Trained runs: what identifies a configuration and an episode, and the curve of the training."""
 
 import json
 from dataclasses import replace
@@ -44,6 +44,14 @@ def test_cached_episodes_depend_on_the_specification() -> None:
 
     assert len({json.dumps(key(each), sort_keys=True) for each in (None, SHORT, *WRAPPED)}) == 4
     assert "specification" not in key(None)
+
+
+def test_the_curve_has_the_unit_of_the_results(tmp_path: Path) -> None:
+    lines = [{"step": 1, "eval/normalized_return": 50.0}, {"step": 2, "eval/return": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tasks = TASK, replace(TASK, reference=None)
+    curves = [trained(tmp_path, task).evaluation((), mode="window").curve for task in tasks]
+    assert curves == [((1, 50.0),), ((2, 0.5),)]
 
 
 def test_another_version_keeps_the_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
