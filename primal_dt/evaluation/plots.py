@@ -177,4 +177,6 @@ def _label(group: Group) -> str:
 
 
 def _task(group: Group) -> str:
-    return short_name(group.first.task.dataset)
+    task = group.first.task
+    where = "" if task.specification is None else f" in {task.environment_text}"
+    return f"{short_name(task.dataset)}{where}"

@@ -303,13 +303,19 @@ class Report:
         return averages
 
     def published_for(self, run: Evaluation) -> tuple[float, float] | None:
-        """The published mean and spread for a run's data set and policy; None if there are none, or if it is plain.
+        """The published mean and spread for a run's data set and policy; None if there are none.
 
-        They are normalized returns of the published Decision Transformer, not of other methods with the same attention.
+        They are those of the published Decision Transformer, not of other methods with the same attention.
         """
-        if run.is_plain or any(run.settings.get(name, value) != value for name, value in METHODS.items()):
+        if any(run.settings.get(name, value) != value for name, value in METHODS.items()):
             return None
-        return self.published.get(run.task.dataset, {}).get(run.policy)
+        return self.published_beside(run.task).get(run.policy)
+
+    def published_beside(self, task: RunTask) -> Mapping[str, tuple[float, float]]:
+        """The published results of a task, by attention stack. They are normalized returns in plain environments."""
+        if task.reference is None or task.specification is not None:
+            return {}
+        return self.published.get(task.dataset, {})
 
     def as_json(self) -> dict[str, Any]:
         """The whole report as JSON values, with all raw returns."""

@@ -39,7 +39,7 @@ def results_table(report: Report) -> str:
     has_success, has_scores = _has_success(report), not all(group.is_plain for group in report.groups)
     rows = [
         [
-            group.first.task.dataset,
+            _dataset(report, group),
             group.label,
             group.first.mode or "",
             f"{target_text(result.target, result.predicted_mean)}{HEADLINE if result.is_headline else ''}",
@@ -75,7 +75,7 @@ def runs_table(report: Report) -> str:
     has_success = _has_success(report)
     rows = [
         [
-            run.task.dataset,
+            _dataset(report, group),
             group.label,
             run.mode or "",
             _or_nothing(run.seed),
@@ -105,17 +105,15 @@ def tasks_table(report: Report) -> str:
         by_task.setdefault((group.first.task.dataset, group.first.unit), []).append(group)
     order = list(report.published)
     tasks = sorted(by_task, key=lambda task: order.index(task[0]) if task[0] in order else len(order))
-    datasets = [dataset for dataset, _ in tasks]
     columns = list(dict.fromkeys((group.label, group.first.mode) for group in report.groups))
-    known = {name for dataset in datasets for name in report.published.get(dataset, {})}
+    known = {name for group in report.groups for name in report.published_beside(group.first.task)}
     columns += [(name, "published") for name in sorted(known - {label for label, _ in columns})]
     rows = []
-    for (dataset, _), own in ((task, by_task[task]) for task in tasks):
+    for own in (by_task[task] for task in tasks):
         cells = {(group.label, group.first.mode): _cell(report, group) for group in own}
-        for name, published in {} if own[0].is_plain else report.published.get(dataset, {}).items():
+        for name, published in report.published_beside(own[0].first.task).items():
             cells[name, "published"] = f"({_score(*published)})"
-        where = f" in {own[0].first.task.unit}" if datasets.count(dataset) > 1 else ""
-        rows.append([dataset + where, *(cells.get(column, "") for column in columns)])
+        rows.append([_dataset(report, own[0]), *(cells.get(column, "") for column in columns)])
     for version in dict.fromkeys(average.version for average in report.averages()):
         averages = {(each.policy, each.mode): each for each in report.averages() if each.version == version}
         rows.append([f"average, {version}", *(_average(averages, column) for column in columns)])
@@ -228,6 +226,16 @@ def _csv_row(group: Group, result: TargetResult, *, has_success: bool) -> dict[s
         "few": result.is_few,
         "elsewhere": run.is_elsewhere,
     }
+
+
+def _dataset(report: Report, group: Group) -> str:
+    """The group's data set, with the environment if the report has its results in several units."""
+    task = group.first.task
+    units = {each.first.unit for each in report.groups if each.first.task.dataset == task.dataset}
+    if len(units) == 1:
+        return task.dataset
+    is_clear = len({environment for environment, _ in units}) == len(units)
+    return f"{task.dataset} in {task.environment_text if is_clear else task.unit}"
 
 
 def _heading(policy: str, mode: str | None) -> str:

@@ -241,7 +241,7 @@ def test_results_without_references_are_returns(tmp_path: Path) -> None:
     assert cells(header)[4:7] == ["return", "IQM", "length"]
     assert cells(row)[4] == f"{mean:.2f} ± 0.00§"
     *_, row = tasks_table(report).splitlines()
-    assert cells(row) == ["hopper-medium-v2", f"{mean:.2f} ± 0.00§", ""]
+    assert cells(row) == ["hopper-medium-v2", f"{mean:.2f} ± 0.00§"]
     assert f"{mean:.2f} ± 0.00§" in runs_table(report)
     assert "| none |" in " ".join(cells_table(report).split())
     page = write_report(report, tmp_path).read_text()
@@ -255,6 +255,8 @@ def test_results_without_references_are_returns(tmp_path: Path) -> None:
 
 
 def test_mixed_tables_mark_which_results_are_returns() -> None:
+    names = [cells(row)[0] for row in tasks_table(Report.of([run(), run(reference=None)])).splitlines()[2:]]
+    assert names[1] == "hopper-medium-v2 in Hopper-v4, plain returns"
     header, _, *rows = results_table(Report.of([run(), run(dataset="x", reference=None)])).splitlines()
     assert cells(header)[4] == "normalized return, or return§"
     assert ["§" in cells(row)[4] for row in rows] == [False, True]
@@ -269,6 +271,12 @@ def test_scores_and_returns_share_no_axes(draw: Any) -> None:
     scores, returns = labels
     assert scores.startswith("normalized return")
     assert returns.startswith("return")
+
+
+def test_returns_of_two_environments_share_no_bars() -> None:
+    figure = Figure()
+    _bars(figure, Report.of([run(), run(dataset="x", reference=None), run(dataset="x", reference=None, env_id="A-v0")]))
+    assert [axes.get_title() for axes in figure.axes] == ["", "returns in hopper", "returns in a"]
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -307,13 +315,17 @@ def test_a_specification_is_another_environment(tmp_path: Path) -> None:
     assert not replace(short, task=replace(short.task, data_env_ids=(SHORT_TEXT,))).is_elsewhere
     assert f"trained on data from Hopper-v4, evaluated in {SHORT_TEXT}" in " ".join(report.warnings)
     assert len(tasks_table(report).splitlines()) == 4
-    assert f"hopper-medium-v2 in {SHORT_TEXT}" in tasks_table(report)
+    for table in (results_table, runs_table, tasks_table):
+        names = [cells(row)[0] for row in table(report).splitlines()[2:]]
+        assert names == ["hopper-medium-v2 in Hopper-v4", f"hopper-medium-v2 in {SHORT_TEXT}"]
     assert SHORT_TEXT in cells_table(report)
     write_report(report, tmp_path)
     lines = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
     assert [line["environment"] for line in lines] == ["Hopper-v4", SHORT_TEXT]
     groups = json.loads((tmp_path / "report.json").read_text())["groups"]
     assert [group["environment_text"] for group in groups] == ["Hopper-v4", SHORT_TEXT]
+    published = Report.of([plain, short], published=PUBLISHED)
+    assert [published.published_for(each) for each in (plain, short)] == [(74.5, 0.6), None]
     assert Report.of([plain, run(dataset="b", specification=SHORT)]).averages() == []
     assert len(Report.of([short, run(dataset="b", specification=SHORT)]).averages()) == 1
 
