@@ -56,7 +56,7 @@ from primal_dt.training.guidance import MIN_HORIZON, Guidance, value_range
 from primal_dt.training.progress import TrainingProgress
 from primal_dt.training.recorder import Recorder, restore
 from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
-from primal_dt.training.scalars import HEADLINE, spectrum_scalars
+from primal_dt.training.scalars import headline_name, spectrum_scalars
 from primal_dt.training.trainer import BadLossError, Trainer
 from primal_dt.training.validation import Validation
 
@@ -138,7 +138,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                         recorder.save(unfinished=scalars)  # a resumed run evaluates this step first
                         break
                     scalars |= evaluation_scalars(summarize(episodes, task.reference), headline=task.headline)
-                    progress.score(scalars[HEADLINE])
+                    progress.score(scalars[headline_name(task.reference)], is_plain=task.reference is None)
                 if is_due(config.run.spectrum_every_steps, step):
                     scalars |= spectrum_scalars(trainer.model, spectrum_batch)
                 recorder.log(scalars)
@@ -300,7 +300,8 @@ def publish(recorder: Recorder, episodes: list[Episode], folder: Path) -> None:
         recorder.config, task, episodes, step=step, checkpoint=checkpoint, mode="window", curve=recorder.score_curve
     )
     print(f"\n{task.dataset}, {evaluation.policy}, seed {evaluation.seed}, step {step:,}")
-    print(f"normalized return: {task.unit}\n\n{summary_table(evaluation.summaries())}\n")
+    unit = f"{'return' if evaluation.is_plain else 'normalized return'}: {task.unit}"
+    print(f"{unit}\n\n{summary_table(evaluation.summaries())}\n")
     print(f"report:     {write_report(Report.of([evaluation], provenance=provenance()), folder)}")
 
 

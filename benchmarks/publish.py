@@ -48,7 +48,7 @@ def policy_row(folder: Path) -> Row:
     """The result of a run of ``train.py``: its settings, and the returns of its evaluated episodes by target.
 
     Raises:
-        ValueError: if the run has not been evaluated, or in more than one way.
+        ValueError: if the run has not been evaluated, or in more than one way, or if it has no reference returns.
     """
     record = read_record(folder)
     files = sorted((folder / "evaluations").glob("*.jsonl"))
@@ -61,6 +61,8 @@ def policy_row(folder: Path) -> Row:
         of_target["returns"].append(round(line["total_reward"], 2))
         of_target["lengths"].append(line["length"])
     config, task = record.config, record.task
+    if task.reference is None:
+        raise ValueError(f"{folder} has no reference returns, and published results are normalized returns")
     return {
         "dataset": config.dataset,
         "seed": config.run.seed,

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 __all__ = ["Reference", "RunTask", "Specification", "Wrapper"]
@@ -30,6 +30,10 @@ class Wrapper:
     arguments: str = "{}"
     """The arguments, as JSON with sorted keys."""
 
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name} = {value!r}" for name, value in json.loads(self.arguments).items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
 
 @dataclass(frozen=True)
 class Specification:
@@ -51,7 +55,14 @@ class Specification:
         """What differs from the plain environment of this id."""
         words = [f"{name} = {value!r}" for name, value in json.loads(self.arguments).items()]
         words += [f"at most {self.max_episode_steps} steps"] if self.max_episode_steps is not None else []
-        return words + [wrapper.name for wrapper in self.wrappers]
+        return words + [str(wrapper) for wrapper in self.wrappers]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that are equal for equal specifications, for digests."""
+        return {
+            item.name: value for item, value in zip(fields(self), asdict(self).values(), strict=True) if item.compare
+        }
 
     def __str__(self) -> str:
         return f"{self.env_id} ({', '.join(self.differences)})" if self.differences else self.env_id

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -179,6 +179,26 @@ def test_run_writes_a_report(whole: Whole) -> None:
     (result, _) = report["groups"][0]["results"]
     assert result["mean"] == pytest.approx(record(whole.folder)[-1]["eval/normalized_return"])
     assert str(whole.folder / "report" / "report.md") in whole.out
+
+
+def test_a_task_without_references_has_returns(script: Script) -> None:
+    """In the progress, the metrics, the table and the report of a run, and in an evaluation of its checkpoint."""
+    scored = train.run_task
+    script.patch.setattr(train, "run_task", lambda *given: replace(scored(*given), reference=None))
+    script.patch.setattr("primal_dt.training.progress.SECONDS_BETWEEN_LINES", 0.0)
+    assert script.start("--steps", "30", "--eval-every-steps", "10", "--eval-episodes", "1") == 0
+    lines = record(only_run())
+    curve = [[line["step"], line["eval/return"]] for line in lines if "eval/return" in line]
+    assert [step for step, _ in curve] == [10, 20, 30]
+    assert not any("normalized" in name for line in lines for name in line)
+    printed = script.capture.readouterr()
+    assert "return: Hopper-v5, plain returns" in printed.out
+    assert "normalized" not in printed.out
+    assert re.search(r"step 25 of 30  loss \d\.\d+  return -?\d", printed.err)
+    assert run_program(evaluate, script.patch, only_run(), "--episodes", 1, "--out", "again") == 0
+    for folder in (only_run() / "report", Path("again")):
+        (group,) = json.loads((folder / "report.json").read_text())["groups"]
+        assert (group["unit"], group["runs"][0]["curve"]) == ("return", curve)
 
 
 def test_metrics_are_logged_when_due(whole: Whole) -> None:

@@ -170,7 +170,7 @@ def evaluate_policy(
         notes = (f"only {len(ended.episodes)} of {plan.num_episodes} episodes finished: {reason}",)
     return Evaluation(
         policy=name,
-        configuration=f"{name} {task.env_id}",
+        configuration=f"{name} {task.environment_text}",
         task=replace(task, targets=()),
         episodes=tuple(sorted(ended.episodes, key=lambda episode: episode.seed)),
         notes=notes,
@@ -179,7 +179,9 @@ def evaluate_policy(
 
 def _depends_on(run: TrainedRun, plan: EpisodePlan, *, mode: InferenceMode, device: torch.device) -> dict[str, Any]:
     """The key of the cache: all that an episode depends on, apart from its target and seed."""
+    specification = run.task.specification
     return {
+        **({} if specification is None else {"specification": specification.identity}),
         "checkpoint": run.digest,
         "env_id": run.task.env_id,
         "mode": mode,

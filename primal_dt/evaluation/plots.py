@@ -23,9 +23,11 @@ WIDTH, HEIGHT = 7.0, 4.0
 
 
 def plot_report(report: Report, folder: Path) -> list[Path]:
-    """Plot scores with intervals, target against achieved return, performance profiles and learning curves.
+    """Plot results with intervals, target against achieved return, performance profiles and learning curves.
 
-    Returns the files that were written. A plot without data is skipped.
+    Normalized returns and plain returns never share axes. A plot without data is skipped.
+
+    Returns the files that were written.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -51,18 +53,25 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
 
 
 def _bars(figure: "Figure", report: Report) -> bool:
-    """Plot headline scores, with intervals for groups of several seeds."""
+    """Plot headline results, with intervals for groups of several seeds.
+
+    All normalized returns share a panel. Plain returns have one for each environment.
+    """
     figure.set_figheight(max(HEIGHT / 2, 1 + 0.3 * len(report.groups)))
-    axes = figure.add_subplot()
-    for place, group in enumerate(report.groups):
-        result = group.headline
-        axes.barh(place, result.iqm, color=_color(place), alpha=0.7)
-        if result.interval is not None:
-            axes.plot(result.interval, [place, place], color="black", lw=2)
-        axes.plot(group.run_scores, [place] * len(group.runs), "k.", ms=4)
-    axes.set_yticks(range(len(report.groups)), [f"{_label(group)}, {_task(group)}" for group in report.groups])
-    axes.invert_yaxis()
-    axes.set_xlabel("normalized return")
+
+    def title(group: Group) -> str:
+        return f"returns in {_environment(group)}" if group.is_plain else ""
+
+    for axes, groups in _panels(figure, report.groups, title):
+        for place, group in enumerate(groups):
+            result = group.headline
+            axes.barh(place, result.iqm, color=_color(place), alpha=0.7)
+            if result.interval is not None:
+                axes.plot(result.interval, [place, place], color="black", lw=2)
+            axes.plot(group.run_scores, [place] * len(group.runs), "k.", ms=4)
+        axes.set_yticks(range(len(groups)), [f"{_label(group)}, {_task(group)}" for group in groups])
+        axes.invert_yaxis()
+        axes.set_xlabel(_unit(groups))
     figure.suptitle("IQM over seeds (bars), 95 % interval (lines), seeds (dots)", fontsize=9)
     return True
 
@@ -75,11 +84,8 @@ def _targets(figure: "Figure", report: Report) -> bool:
     several = [group for group in report.groups if len(group.results) > 1]
     for axes, groups in _panels(figure, several):
         for number, group in enumerate(groups):
-            reference = group.first.task.reference
             targets = sorted(result.target for result in group.results if result.target is not None)
-            low, high = reference.random_return, reference.expert_return
-            scores = np.array([[run.scores(target).mean() for run in group.runs] for target in targets])
-            returns = scores * (high - low) / 100 + low  # (targets, N)
+            returns = np.array([[run.returns(t).mean() for run in group.runs] for t in targets])  # (targets, N)
             axes.plot(targets, returns.mean(1), "o-", color=_color(number), label=f"{_label(group)}, {_task(group)}")
             axes.fill_between(targets, returns.min(1), returns.max(1), color=_color(number), alpha=0.2, lw=0)
         ends = axes.get_xlim()
@@ -99,15 +105,16 @@ def _margin(axes: "Axes", groups: Sequence[Group]) -> None:
     axes.set_title("")
     margin = axes.inset_axes((0.0, 1.02, 1.0, 0.15), sharex=axes)
     margin.hist(known, bins=40, color=["gray"] * len(known), alpha=0.6, density=True)
-    margin.set_title(f"{groups[0].first.task.environment}: returns in the data", fontsize=8)
+    margin.set_title(f"{_environment(groups[0])}: returns in the data", fontsize=8)
     margin.tick_params(labelbottom=False, left=False, labelleft=False)
 
 
 def _profiles(figure: "Figure", report: Report) -> bool:
-    """Plot the share of episodes with a score above each threshold."""
+    """Plot the share of episodes with a result above each threshold."""
     for axes, groups in _panels(figure, report.groups):
         every = np.concatenate([run.scores(group.headline.target) for group in groups for run in group.runs])
-        thresholds = np.linspace(every.min() - 1, every.max() + 1, NUM_THRESHOLDS)
+        edge = 0.02 * np.ptp(every) or 1.0
+        thresholds = np.linspace(every.min() - edge, every.max() + edge, NUM_THRESHOLDS)
         for number, group in enumerate(groups):
             runs = [run.scores(group.headline.target) for run in group.runs]
             shares = performance_profile(runs, thresholds)
@@ -115,7 +122,7 @@ def _profiles(figure: "Figure", report: Report) -> bool:
             band = profile_band(runs, thresholds, random=np.random.default_rng(BOOTSTRAP_SEED))
             if band is not None:
                 axes.fill_between(thresholds, *band, color=_color(number), alpha=0.2, lw=0)
-        axes.set(xlabel="normalized return t", ylabel="share of episodes above t")
+        axes.set(xlabel=f"{_unit(groups)} t", ylabel="share of episodes above t")
         axes.legend(fontsize=7)
     return True
 
@@ -131,20 +138,33 @@ def _curves(figure: "Figure", report: Report) -> bool:
             values = np.array([[curve[step] for step in steps] for curve in curves])  # (N, steps)
             axes.plot(steps, values.mean(0), "o-", ms=3, color=_color(number), label=f"{group.label}, {_task(group)}")
             axes.fill_between(steps, values.min(0), values.max(0), color=_color(number), alpha=0.2, lw=0)
-        axes.set(xlabel="training step", ylabel="normalized return: mean and range over seeds")
+        axes.set(xlabel="training step", ylabel=f"{_unit(groups)}: mean and range over seeds")
         axes.legend(fontsize=7)
     return bool(shown)
 
 
-def _panels(figure: "Figure", groups: Sequence[Group]) -> Iterator[tuple["Axes", list[Group]]]:
-    """Yield the axes and the groups of each environment. The panels are side by side."""
-    by_environment: dict[str, list[Group]] = {}
+def _environment(group: Group) -> str:
+    """The environment's name without its version, or with what differs from the plain environment."""
+    task = group.first.task
+    return task.environment_text if task.specification is not None else task.environment or task.env_id
+
+
+def _unit(groups: Sequence[Group]) -> str:
+    """What the results of a panel are."""
+    return "return" if groups[0].is_plain else "normalized return"
+
+
+def _panels(
+    figure: "Figure", groups: Sequence[Group], title: Callable[[Group], str] = _environment
+) -> Iterator[tuple["Axes", list[Group]]]:
+    """Yield the axes and the groups of each title and unit. The panels are side by side."""
+    panels: dict[tuple[str, bool], list[Group]] = {}
     for group in groups:
-        by_environment.setdefault(group.first.task.environment, []).append(group)
-    figure.set_figwidth(WIDTH * max(1, len(by_environment)))
-    for place, (environment, members) in enumerate(by_environment.items(), 1):
-        axes = figure.add_subplot(1, len(by_environment), place)
-        axes.set_title(environment)
+        panels.setdefault((title(group), group.is_plain), []).append(group)
+    figure.set_figwidth(WIDTH * max(1, len(panels)))
+    for place, ((text, _), members) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        axes.set_title(text)
         yield axes, members
 
 
@@ -157,4 +177,6 @@ def _label(group: Group) -> str:
 
 
 def _task(group: Group) -> str:
-    return short_name(group.first.task.dataset)
+    task = group.first.task
+    where = "" if task.specification is None else f" in {task.environment_text}"
+    return f"{short_name(task.dataset)}{where}"

@@ -1,5 +1,6 @@
 """Raw returns + reference returns -> results over seeds and over tasks, with intervals.
 
+A task without reference returns has no scores: its results are plain returns, and it is in no average.
 Nothing is selected here: a task's headline target is fixed before the evaluation, and the report has every episode.
 """
 
@@ -67,33 +68,44 @@ class Evaluation:
     checkpoint: str | None = None
     """The checkpoint's path."""
     curve: tuple[tuple[int, float], ...] = ()
-    """Normalized returns at the headline target during training, by step."""
+    """Results at the headline target during training, by step."""
     notes: tuple[str, ...] = ()
     """Caveats for the reader, such as an unfinished training."""
 
     @property
-    def unit(self) -> tuple[str, Reference]:
-        """The unit of its scores: environment and reference returns. Scores in different units are not comparable."""
-        return (self.task.env_id, self.task.reference)
+    def unit(self) -> tuple[str, Reference | None]:
+        """The unit of its results: environment and reference returns. Different units are not comparable."""
+        return (self.task.environment_text, self.task.reference)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its results are plain returns, because its task has no reference returns."""
+        return self.task.reference is None
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether some of its data was recorded in another version of the environment than it acted in."""
-        return any(env_id != self.task.env_id for env_id in self.task.data_env_ids)
+        """Whether some of its data was recorded in another environment, or in another version, than it acted in."""
+        return any(text != self.task.environment_text for text in self.task.data_env_ids)
 
     def summaries(self) -> list[TargetSummary]:
         """One summary for each target."""
         return summarize(self.episodes, self.task.reference)
 
+    def returns(self, target: float | None) -> NDArray[np.float64]:
+        """The returns of its episodes at one target."""
+        return np.array([episode.total_reward for episode in self.episodes if episode.target == target])
+
     def scores(self, target: float | None) -> NDArray[np.float64]:
-        """The normalized returns of its episodes at one target."""
-        returns = [episode.total_reward for episode in self.episodes if episode.target == target]
-        return normalized(returns, self.task.reference)
+        """The normalized returns of its episodes at one target, or the returns if it is plain."""
+        return normalized(self.returns(target), self.task.reference)
 
 
 @dataclass(frozen=True)
 class TargetResult:
-    """A group's normalized returns at one target, over seeds. A run's score is the mean over its episodes."""
+    """A group's results at one target, over seeds. A run's result is the mean over its episodes.
+
+    Mean, deviation, interquartile mean and interval are of normalized returns, or of returns if the group is plain.
+    """
 
     target: float | None
     is_headline: bool
@@ -108,9 +120,13 @@ class TargetResult:
     interval: Interval | None
     """95 % interval of the interquartile mean; None for one seed."""
     return_mean: float
+    return_std: float | None
+    """Sample standard deviation of the return over seeds; None for one seed."""
     length_mean: float
     predicted_mean: float | None = None
     """Mean of the returns that the policies predicted at the first step; None if they predict none."""
+    success_rate: float | None = None
+    """Mean share of episodes with success, from 0 to 1; None if the environment says nothing about success."""
 
     @property
     def is_few(self) -> bool:
@@ -135,13 +151,18 @@ class Group:
         return self.runs[0]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its results are plain returns, because its task has no reference returns."""
+        return self.first.is_plain
+
+    @property
     def headline(self) -> TargetResult:
         """The result at the headline target."""
         return self.results[0]
 
     @property
     def run_scores(self) -> NDArray[np.float64]:
-        """The score of each run at the headline target, (N,)."""
+        """The result of each run at the headline target, (N,)."""
         return _run_scores(self.runs, self.headline.target)
 
     @property
@@ -150,7 +171,8 @@ class Group:
         task, name = self.first.task, f"{self.label} on {self.first.task.dataset}"
         found = [f"{name}, seed {run.seed}: {note}" for run in self.runs for note in run.notes]
         if self.first.is_elsewhere:
-            found.append(f"{name}: trained on data from {', '.join(task.data_env_ids)}, evaluated in {task.env_id}")
+            data = ", ".join(task.data_env_ids)
+            found.append(f"{name}: trained on data from {data}, evaluated in {task.environment_text}")
         if len({run.step for run in self.runs}) > 1:
             steps = ", ".join(f"seed {run.seed}: {run.step}" for run in self.runs)
             found.append(f"{name}: the checkpoints are from different steps ({steps})")
@@ -243,19 +265,22 @@ class Report:
             for version, sets in by_version.items()
             if len(sets) > 1
         ]
+        plain = dict.fromkeys(group.first.task.dataset for group in self.groups if group.is_plain)
+        if plain and by_version:
+            found.append(f"averages leave out tasks without reference returns: {', '.join(plain)}")
         return list(dict.fromkeys([*found, *self.failures]))  # once each: both modes of a run have its notes
 
     def averages(self) -> list[Average]:
         """Averages over tasks, one for each policy, inference mode and version of the environments.
 
-        A policy has no average if it has fewer than two tasks, if one of its data sets occurs twice, or if one
-        environment has different reference returns.
+        Tasks without reference returns are left out. A policy has no average if it has fewer than two other tasks, if
+        one of its data sets occurs twice, or if one environment has different reference returns, arguments or wrappers.
         """
         cells: dict[tuple[str, str | None, str], list[Group]] = {}
         for group in self.groups:
-            cells.setdefault((group.label, group.first.mode, group.first.task.env_id.rpartition("-")[2]), []).append(
-                group
-            )
+            if not group.is_plain:
+                version = group.first.task.env_id.rpartition("-")[2]
+                cells.setdefault((group.label, group.first.mode, version), []).append(group)
         averages = []
         for (label, mode, version), tasks in cells.items():
             datasets = tuple(group.first.task.dataset for group in tasks)
@@ -284,12 +309,19 @@ class Report:
         """
         if any(run.settings.get(name, value) != value for name, value in METHODS.items()):
             return None
-        return self.published.get(run.task.dataset, {}).get(run.policy)
+        return self.published_beside(run.task).get(run.policy)
+
+    def published_beside(self, task: RunTask) -> Mapping[str, tuple[float, float]]:
+        """The published results of a task, by attention stack. They are normalized returns in plain environments."""
+        if task.reference is None or task.specification is not None:
+            return {}
+        return self.published.get(task.dataset, {})
 
     def as_json(self) -> dict[str, Any]:
         """The whole report as JSON values, with all raw returns."""
         return {
-            "unit": "normalized return: 100 * (return - random_return) / (expert_return - random_return)",
+            "unit": "normalized return: 100 * (return - random_return) / (expert_return - random_return), except in "
+            "groups whose unit is return: they have no reference returns, and their results are plain returns",
             "provenance": dict(self.provenance),
             "groups": [
                 {
@@ -338,14 +370,16 @@ def _group(label: str, runs: Sequence[Evaluation]) -> Group:
 
 
 def _run_scores(runs: Sequence[Evaluation], target: float | None) -> NDArray[np.float64]:
-    """The score of each run, (N,)."""
+    """The result of each run, (N,)."""
     return np.array([run.scores(target).mean() for run in runs])
 
 
 def _result(runs: Sequence[Evaluation], target: float | None, headline: float | None) -> TargetResult:
     scores = _run_scores(runs, target)
     summaries = [summary for run in runs for summary in run.summaries() if summary.target == target]
+    returns = [summary.returns.mean for summary in summaries]
     predicted = [summary.predicted_mean for summary in summaries if summary.predicted_mean is not None]
+    success = [summary.success_rate for summary in summaries if summary.success_rate is not None]
     return TargetResult(
         target=target,
         is_headline=target == headline,
@@ -355,9 +389,11 @@ def _result(runs: Sequence[Evaluation], target: float | None, headline: float | 
         std=std_over_seeds(scores),
         iqm=float(interquartile_mean(scores)),
         interval=iqm_interval([scores], random=np.random.default_rng(BOOTSTRAP_SEED)),
-        return_mean=float(np.mean([summary.return_mean for summary in summaries])),
+        return_mean=float(np.mean(returns)),
+        return_std=std_over_seeds(returns),
         length_mean=float(np.mean([summary.length_mean for summary in summaries])),
         predicted_mean=float(np.mean(predicted)) if predicted else None,
+        success_rate=float(np.mean(success)) if success else None,
     )
 
 
@@ -372,16 +408,23 @@ def _described(group: Group) -> dict[str, Any]:
         "settings": dict(run.settings),
         "environment": task.environment,
         "env_id": task.env_id,
+        "environment_text": task.environment_text,
+        "specification": None if task.specification is None else asdict(task.specification),
         "data_env_ids": list(task.data_env_ids),
-        "random_return": task.reference.random_return,
-        "expert_return": task.reference.expert_return,
+        "unit": "return" if group.is_plain else "normalized return",
+        "random_return": None if task.reference is None else task.reference.random_return,
+        "expert_return": None if task.reference is None else task.reference.expert_return,
+        "reference_source": None if task.reference is None else task.reference_source,
         "headline": task.headline,
+        "target_source": task.target_source if task.targets else None,
         "mode": run.mode,
     }
 
 
-def _profile(group: Group) -> dict[str, float]:
-    """Threshold -> share of episodes with a score above it."""
+def _profile(group: Group) -> dict[str, float] | None:
+    """Threshold -> share of episodes with a score above it; None if there are no scores."""
+    if group.is_plain:
+        return None
     runs = [run.scores(group.headline.target) for run in group.runs]
     shares = performance_profile(runs, PROFILE_THRESHOLDS).tolist()
     return {str(threshold): share for threshold, share in zip(PROFILE_THRESHOLDS, shares, strict=True)}
@@ -393,7 +436,7 @@ def _run_as_json(run: Evaluation) -> dict[str, Any]:
         "step": run.step,
         "checkpoint": run.checkpoint,
         "notes": run.notes,
-        "summaries": [asdict(summary) for summary in run.summaries()],
+        "summaries": [summary.as_json() for summary in run.summaries()],
         "episodes": [asdict(episode) for episode in run.episodes],
         "curve": run.curve,
     }

@@ -45,6 +45,8 @@ class Episode:
     length: int
     predicted: float | None = None
     """The return that the policy predicted at the first step; None if it predicts none."""
+    success: bool | None = None
+    """Whether the environment reported success at any step; None if it says nothing about success."""
 
 
 class RolloutError(RuntimeError):
@@ -108,6 +110,7 @@ def _run(
     """Run episodes side by side. Those that end leave the batch."""
     count = len(seeds)
     total, length = np.zeros(count), 0
+    success = np.full(count, np.nan)
     episodes: dict[int, Episode] = {}
     running = np.arange(count)
     observations = environments.reset(seeds)
@@ -119,14 +122,16 @@ def _run(
             predicted = list(first.tolist())
         running_seeds = [seeds[i] for i in running.tolist()]
         _check("action", actions, running_seeds, step=length, observations=observations)
-        observations, rewards, ended, failures = environments.step(running, actions)
+        observations, rewards, ended, reported, failures = environments.step(running, actions)
         _check("reward", rewards[:, None], running_seeds, step=length, observations=observations)
         total[running] += rewards
+        success[running] = np.fmax(success[running], reported)  # NaN only if both are
         length += 1
         policy.observe(rewards)
         if ended.any():
             for i in running[ended].tolist():
-                episodes[i] = Episode(targets[i], int(seeds[i]), float(total[i]), length, predicted[i])
+                succeeded = None if np.isnan(success[i]) else bool(success[i] > 0)
+                episodes[i] = Episode(targets[i], int(seeds[i]), float(total[i]), length, predicted[i], succeeded)
                 on_episode(episodes[i])
             policy.keep(~ended)
             running, observations = running[~ended], observations[~ended]

@@ -15,7 +15,7 @@ from primal_dt.policy.inference import InferenceMode, require_mode
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from primal_dt.training.metrics_log import curve_of, read_metrics
-from primal_dt.training.scalars import HEADLINE
+from primal_dt.training.scalars import headline_name
 
 __all__ = ["TrainedRun", "describe_run", "open_run"]
 
@@ -58,7 +58,8 @@ class TrainedRun:
 
     def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
         """The evaluation that consists of these episodes."""
-        curve = () if self.folder is None else curve_of(read_metrics(self.folder), HEADLINE)
+        name = headline_name(self.task.reference)  # a curve in another unit is not shown
+        curve = () if self.folder is None else curve_of(read_metrics(self.folder), name)
         return describe_run(
             self.checkpoint.config,
             self.task,
@@ -78,7 +79,8 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
     Args:
         path: a run folder or a checkpoint file.
         mode: the inference mode, which is checked against the model.
-        env_id: the environment to evaluate in. If None: the one that the run was trained for.
+        env_id: the environment to evaluate in, with the arguments, limit and wrappers of the one that the run was
+            trained for. If None: that one.
 
     Raises:
         CheckpointError: if there is no readable checkpoint, or the last one is damaged.
@@ -112,8 +114,8 @@ def describe_run(
 ) -> Evaluation:
     """The evaluation of a run's checkpoint, whose episodes were run in ``task``.
 
-    ``config`` is the configuration of the training as plain values, ``curve`` its normalized returns at the headline
-    target by step, and ``trained_for`` its task, if that differs from ``task``.
+    ``config`` is the configuration of the training as plain values, ``curve`` its headline results by step, and
+    ``trained_for`` its task, if that differs from ``task``.
     """
     return Evaluation(
         policy=config["model"]["attention"],
@@ -126,7 +128,7 @@ def describe_run(
         mode=mode,
         checkpoint=str(checkpoint),
         curve=tuple(curve),
-        notes=notes,
+        notes=(*task.notes, *notes),
     )
 
 
@@ -134,6 +136,8 @@ def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
     """A digest that is equal for runs that differ only in their seed."""
     content: dict[str, Any] = {part: without_earlier_values(config[part]) for part in ("model", "optimizer")}
     content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
+    if trained_for.specification is not None:
+        content["specification"] = trained_for.specification.identity
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -153,6 +157,6 @@ def _notes(file: Path, checkpoint: Checkpoint, task: RunTask, *, in_run: bool) -
         notes.append(f"training is unfinished (step {checkpoint.step} of {planned})")
     if in_run and file != CheckpointFolder(file.parent).paths()[-1]:
         notes.append(f"{file.name} is not the last checkpoint of its run")
-    if task.env_id != checkpoint.task.env_id:
-        notes.append(f"trained for {checkpoint.task.env_id}, evaluated in {task.env_id}")
+    if task.environment_text != checkpoint.task.environment_text:
+        notes.append(f"trained for {checkpoint.task.environment_text}, evaluated in {task.environment_text}")
     return tuple(notes)

@@ -3,10 +3,11 @@
 Axes: E environments, S state, A action.
 """
 
+import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -27,6 +28,8 @@ class Steps(NamedTuple):
     """(n,)."""
     ended: NDArray[np.bool_]
     """(n,), whether the episode has ended."""
+    success: NDArray[np.float64]
+    """(n,), above 0 if the environment reports success in this step; NaN if it says nothing about success."""
     failures: list[str]
     """A message for each environment that failed. The other results of a failed environment are meaningless."""
 
@@ -38,7 +41,7 @@ class Environment(Protocol):
         """Begin an episode. Returns its first observation (S,), and an info that is not used."""
 
     def step(self, action: Any, /) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Returns observation (S,), reward, terminated, truncated, and an info that is not used."""
+        """Returns observation (S,), reward, terminated, truncated, and an info that may have ``success``."""
 
     def close(self) -> Any:
         """Release its resources."""
@@ -105,10 +108,12 @@ class Environments:
         first = answers[0][1].observations
         observations = np.empty((len(numbers), *first.shape[1:]), first.dtype)
         rewards, ended, failures = np.zeros(len(numbers)), np.zeros(len(numbers), bool), []
+        success = np.zeros(len(numbers))
         for mask, answer in answers:
             observations[mask], rewards[mask], ended[mask] = answer.observations, answer.rewards, answer.ended
+            success[mask] = answer.success
             failures += answer.failures
-        return Steps(observations, rewards, ended, failures)
+        return Steps(observations, rewards, ended, success, failures)
 
 
 class _Local:
@@ -132,8 +137,10 @@ class _Local:
         def answer() -> Steps:
             failures: list[str] = []
             steps = [do(number, value, failures) for number, value in zip(numbers.tolist(), values, strict=True)]
-            observations, rewards, ended = zip(*steps, strict=True)
-            return Steps(np.stack(observations), np.array(rewards), np.array(ended, bool), failures)
+            observations, rewards, ended, success = zip(*steps, strict=True)
+            return Steps(
+                np.stack(observations), np.array(rewards), np.array(ended, bool), np.array(success, float), failures
+            )
 
         return answer
 
@@ -142,29 +149,40 @@ class _Local:
             environment.close()
         self._environments = {}
 
-    def _reset(self, number: int, seed: int, failures: list[str]) -> tuple[Any, float, bool]:
+    def _reset(self, number: int, seed: int, failures: list[str]) -> tuple[Any, float, bool, float]:
         self._seeds[number], self._steps[number] = int(seed), 0
         try:
             self._last[number] = self._environments[number].reset(seed=int(seed))[0]
         except Exception as error:
             raise EnvironmentFailedError(self._failure(number, error)) from error
-        return self._last[number], 0.0, False
+        return self._last[number], 0.0, False, math.nan
 
-    def _step(self, number: int, action: NDArray[np.floating], failures: list[str]) -> tuple[Any, float, bool]:
+    def _step(self, number: int, action: NDArray[np.floating], failures: list[str]) -> tuple[Any, float, bool, float]:
         try:
-            observation, reward, terminated, truncated, _ = self._environments[number].step(action)
+            observation, reward, terminated, truncated, info = self._environments[number].step(action)
         except Exception as error:  # the other environments still step, so that episodes that end now are not lost
             failures.append(self._failure(number, error))
-            return self._last[number], 0.0, False
+            return self._last[number], 0.0, False, math.nan
         self._last[number] = observation
         self._steps[number] += 1
-        return observation, float(reward), terminated or truncated
+        return observation, float(reward), terminated or truncated, _success(info)
 
     def _failure(self, number: int, error: Exception) -> str:
         return (
             f"the environment of the episode with seed {self._seeds[number]} failed at step {self._steps[number]}: "
             f"{type(error).__name__}: {error}"
         )
+
+
+def _success(info: Mapping[str, Any]) -> float:
+    """What a step's info says about success, as ``success`` or ``is_success``; NaN if nothing, or not by a number."""
+    value = info.get("success", info.get("is_success"))
+    if value is None:
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 class _Remote:

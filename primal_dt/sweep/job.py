@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from primal_dt.system.files import atomic_write
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
-from primal_dt.training.scalars import HEADLINE
+from primal_dt.training.scalars import HEADLINE, PLAIN_HEADLINE, score_text
 
 __all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
 
@@ -80,6 +81,8 @@ class JobRecord:
     """Error messages of failed attempts, newest last."""
     score: float | None = None
     """Mean normalized return at the headline target; None until the job is done."""
+    is_plain: bool = False
+    """Whether the score is a plain return, because the task has no reference returns."""
     node: str | None = None
     """Host name of the node that ran the last attempt."""
     seconds: float = 0.0
@@ -161,11 +164,14 @@ class Job:
         """Change fields of the saved record and return it."""
         return self.write(replace(self.record, **changes))
 
-    def progress(self) -> tuple[int, float | None]:
-        """Return the last logged step, and the last score logged in training (None if there is none)."""
+    def progress(self) -> tuple[int, str]:
+        """Return the last logged step, and the last result logged in training, as text (empty if there is none)."""
         metrics = read_metrics(self.folder)
-        scores = [line[HEADLINE] for line in metrics if HEADLINE in line]
-        return int(metrics[-1]["step"]) if metrics else 0, float(scores[-1]) if scores else None
+        step = int(metrics[-1]["step"]) if metrics else 0
+        for line, name in product(reversed(metrics), (HEADLINE, PLAIN_HEADLINE)):
+            if name in line:
+                return step, score_text(line[name], is_plain=name == PLAIN_HEADLINE)
+        return step, ""
 
     def training_command(self, script: Path) -> list[str]:
         """Return the command that starts the training, or resumes it if it was started."""

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from primal_dt.sweep.job import Job, JobRecord
 from primal_dt.system.terminal import SECONDS_BETWEEN_LINES
+from primal_dt.training.scalars import score_text
 
 __all__ = ["SweepView", "counts"]
 
@@ -103,10 +104,10 @@ class SweepView:
 
     def _row(self, job: Job, record: JobRecord) -> tuple[str, str, str, str]:
         step, score = job.progress()
-        score = score if record.score is None else record.score
+        score = score if record.score is None else score_text(record.score, is_plain=record.is_plain)
         again = f", attempt {record.attempts}" if record.attempts > 1 else ""
         name = job.name.removesuffix(f"__{job.identity}")
-        return record.state + again, f"{step:,}", "" if score is None else f"{score:.1f}", name
+        return record.state + again, f"{step:,}", score.removeprefix("score "), name
 
     def _draw(self, lines: list[str]) -> None:
         size = shutil.get_terminal_size()
@@ -126,7 +127,7 @@ class SweepView:
         if record.is_running:
             text += f"  on {record.node}" + (f", attempt {record.attempts}" if record.attempts > 1 else "")
         elif record.state == "done":
-            text += f"  score {record.score:.1f}"
+            text += "" if record.score is None else f"  {score_text(record.score, is_plain=record.is_plain)}"
         elif record.state in ("failed", "queued") and record.errors:
             text += f"  {record.errors[-1].strip().splitlines()[-1]}"
         self._print(text)
@@ -136,7 +137,7 @@ class SweepView:
         for job in self._jobs:
             if records[job.name].is_running:
                 step, score = job.progress()
-                text += f"\n           {job.name}  step {step:,}" + ("" if score is None else f", score {score:.1f}")
+                text += f"\n           {job.name}  step {step:,}" + (score and f", {score}")
         return text
 
     def _clock(self) -> str:

@@ -76,7 +76,8 @@ def run_job(job: Job, programs: Programs) -> JobRecord:
                 _run(job.training_command(programs.train), job, attempt, programs)
             note(state="evaluating", is_trained=True)
             report = json.loads(_run(job.evaluation_command(programs.evaluate), job, attempt, programs))
-            return end(state="done", score=report["groups"][0]["results"][0]["mean"])
+            group = report["groups"][0]
+            return end(state="done", score=group["results"][0]["mean"], is_plain=group["unit"] == "return")
         except KeyboardInterrupt:
             return end(state="stopped")
         except (FailedError, OSError, ValueError, KeyError, IndexError) as error:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from primal_dt.system.terminal import SECONDS_BETWEEN_LINES
+from primal_dt.training.scalars import score_text
 from primal_dt.training.trainer import TrainMetrics
 
 __all__ = ["TrainingProgress"]
@@ -57,9 +58,9 @@ class TrainingProgress:
             if self._bar is not None:
                 self._bar.set_description("training")
 
-    def score(self, value: float) -> None:
-        """Set the newest normalized return, shown from the next logging point on."""
-        self._score = f"  score {value:.1f}"
+    def score(self, value: float, *, is_plain: bool = False) -> None:
+        """Set the newest headline result, shown from the next logging point on. A plain one is a return."""
+        self._score = f"  {score_text(value, is_plain=is_plain)}"
 
     def warn(self, problem: str | None) -> None:
         """Print a warning, if there is one, unless it is the one that was printed last."""

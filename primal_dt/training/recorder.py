@@ -9,7 +9,7 @@ from primal_dt.data.normalizer import Normalizer
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder
 from primal_dt.training.metrics_log import MetricsLog, curve_of
-from primal_dt.training.scalars import ABOUT, HEADLINE
+from primal_dt.training.scalars import ABOUT, headline_name
 from primal_dt.training.trainer import Trainer, TrainMetrics
 
 __all__ = ["Recorder", "restore"]
@@ -66,8 +66,8 @@ class Recorder:
 
     @property
     def score_curve(self) -> tuple[tuple[int, float], ...]:
-        """Step and normalized return at the headline target of every evaluation so far."""
-        return curve_of(self._log.lines, HEADLINE)
+        """Step and headline result of every evaluation so far: a normalized return, or a return without references."""
+        return curve_of(self._log.lines, headline_name(self.task.reference))
 
     def log(self, scalars: Mapping[str, float]) -> None:
         """Log the point of the trainer's step."""
@@ -104,7 +104,7 @@ class Recorder:
     def finish(self) -> None:
         """Fill TensorBoard's table of hyperparameters, after the last step."""
         names = [name for name in self._log.lines[-1] if name.startswith(("eval/", "train/action_mse"))]
-        names.sort(key=lambda name: (name != HEADLINE, name))
+        names.sort(key=lambda name: (name != headline_name(self.task.reference), name))
         self._log.finish(_flat(self.config), names, first=COMPARED)
 
     def last_checkpoint(self) -> str:

@@ -5,10 +5,13 @@ import torch
 from primal_dt.attention import PrimalAttention, model_spectra
 from primal_dt.data.sampler import Batch
 from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.task import Reference
 
-__all__ = ["ABOUT", "HEADLINE", "spectrum_scalars"]
+__all__ = ["ABOUT", "HEADLINE", "PLAIN_HEADLINE", "headline_name", "score_text", "spectrum_scalars"]
 
 HEADLINE = "eval/normalized_return"
+PLAIN_HEADLINE = "eval/return"
+"""The headline result of a task without reference returns."""
 
 ABOUT = """
 | curve | what it is |
@@ -34,11 +37,25 @@ diverged |
 training (`--validation`), and in the best tenth of them |
 | `spectrum/effective_rank/layer_i` | exponential of the entropy of the kernel's normalized singular values |
 | `spectrum/lambda_mean/layer_i`, `lambda_max` | mean and maximum of Lambda of a primal layer |
-| `eval/normalized_return` | score at the headline target, which the task table fixes: 0 = random policy, 100 = expert |
-| `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R` | at a target return of R |
+| `eval/normalized_return` | score at the headline target, which is fixed before training: 0 = random policy, \
+100 = expert |
+| `eval/return` | return at the headline target, if the task has no reference returns, so no normalized return |
+| `eval/success_rate` | share of episodes with success at the headline target, if the environment reports success |
+| `eval/normalized_return/target_R`, `eval/return/target_R`, `eval/length/target_R`, `eval/success_rate/target_R` | \
+at a target return of R |
 | `eval/return`, `eval/length` | of a policy that follows no given target |
 | `eval/predicted_return` | with `--conditioning max-return`: predicted return at the first step |
 """
+
+
+def headline_name(reference: Reference | None) -> str:
+    """The name of the headline scalar: a normalized return, or a return if there are no reference returns."""
+    return PLAIN_HEADLINE if reference is None else HEADLINE
+
+
+def score_text(value: float, *, is_plain: bool) -> str:
+    """A headline result for displays: ``score 42.5``, or ``return 0.63`` if there are no reference returns."""
+    return f"return {value:.2f}" if is_plain else f"score {value:.1f}"
 
 
 def spectrum_scalars(model: DecisionTransformer, batch: Batch) -> dict[str, float]:

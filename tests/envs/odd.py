@@ -54,7 +54,7 @@ current: list[spaces.Space[Any]] = []
 
 
 def shifting(**_: Any) -> Odd:
-    return Odd(*current)
+    return Odd(observations=current[0], actions=current[1])
 
 
 gymnasium.register("Odd-v0", "tests.envs.odd:Odd", max_episode_steps=10)

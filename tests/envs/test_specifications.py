@@ -34,7 +34,10 @@ def test_arguments_limit_and_wrappers_are_restored() -> None:
     with pytest.warns(UserWarning, match="precision"):
         env = gymnasium.wrappers.RescaleAction(env, *bounds)
     specification = plain(spec_of(env))
-    assert str(specification) == "Hopper-v5 (terminate_when_unhealthy = False, at most 15 steps, RescaleAction)"
+    assert str(specification) == (
+        "Hopper-v5 (terminate_when_unhealthy = False, at most 15 steps, "
+        "RescaleAction(max_action = 0.5, min_action = -0.5))"
+    )
     made = make_specified(specification)
     assert made.action_space == env.action_space
     for each in (env, made):

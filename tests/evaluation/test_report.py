@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from primal_dt.evaluation.plots import plot_report
+from primal_dt.evaluation import report_files
+from primal_dt.evaluation.plots import _bars, _curves, _profiles, plot_report
 from primal_dt.evaluation.report import Evaluation, Report
 from primal_dt.evaluation.report_files import cells_table, results_table, runs_table, tasks_table, write_report
 from primal_dt.evaluation.rollout import Episode
-from primal_dt.task import Reference, RunTask
+from primal_dt.task import Reference, RunTask, Specification
 
 RANDOM, EXPERT = -20.272305, 3234.3
 REFERENCE, OTHER_REFERENCE = Reference(RANDOM, EXPERT), Reference(RANDOM, 1.0)
@@ -54,6 +56,12 @@ def run(
         curve=((500, 10.0 * (seed or 0)), (1000, 20.0)),
     )
     return replace(evaluation, **changes)
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are written without plots, which take a second."""
+    monkeypatch.setattr(report_files, "plot_report", lambda *_: [])
 
 
 def cells(row: str) -> list[str]:
@@ -205,6 +213,132 @@ def test_averages_are_over_tasks_of_one_version() -> None:
 
 def test_scores_in_different_units_are_not_averaged() -> None:
     assert Report.of([run(dataset="a"), run(dataset="b", reference=OTHER_REFERENCE)]).averages() == []
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_plain_returns_are_in_no_average(tmp_path: Path) -> None:
+    """Returns around 1000 beside scores of 10 and 30: the average is of the scores, and the report says so."""
+    scored = [run(dataset="a", scores=10.0), run(dataset="b", scores=30.0)]
+    plain = run(dataset="c", scores=30.0, reference=None)
+    report = Report.of([*scored, plain])
+    (average,) = report.averages()
+    assert (average.datasets, average.mean, average.iqm) == (("a", "b"), 20, 20)
+    assert "averages leave out tasks without reference returns: c" in report.warnings
+    assert "averages leave out tasks without reference returns: c" in write_report(report, tmp_path).read_text()
+    assert Report.of([scored[0], plain]).averages() == []
+    assert Report.of([plain, run(dataset="d", reference=None)]).averages() == []
+    assert not any("averages" in warning for warning in Report.of(scored).warnings)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_results_without_references_are_returns(tmp_path: Path) -> None:
+    """No table and no file calls them normalized, and published scores are not shown beside them."""
+    mean = RANDOM + 0.5 * (EXPERT - RANDOM)
+    report = Report.of([run(seed, reference=None) for seed in range(3)], published=PUBLISHED)
+    result = report.groups[0].headline
+    assert (result.mean, result.iqm, result.return_mean) == pytest.approx((mean, mean, mean))
+    header, _, row = results_table(report).splitlines()
+    assert cells(header)[4:7] == ["return", "IQM", "length"]
+    assert cells(row)[4] == f"{mean:.2f} ± 0.00§"
+    *_, row = tasks_table(report).splitlines()
+    assert cells(row) == ["hopper-medium-v2", f"{mean:.2f} ± 0.00§"]
+    assert f"{mean:.2f} ± 0.00§" in runs_table(report)
+    assert "| none |" in " ".join(cells_table(report).split())
+    page = write_report(report, tmp_path).read_text()
+    assert "* hopper-medium-v2 in Hopper-v4: there are no reference returns, so results are plain returns (§)" in page
+    (line,) = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert (line["unit"], line["normalized_mean"], line["normalized_std"]) == ("return", "", "")
+    assert [float(line[name]) for name in ("iqm", "return_mean")] == pytest.approx([mean, mean])
+    (group,) = json.loads((tmp_path / "report.json").read_text())["groups"]
+    assert (group["unit"], group["random_return"], group["profile"]) == ("return", None, None)
+    assert group["runs"][0]["summaries"][0]["normalized_mean"] is None
+
+
+def test_mixed_tables_mark_which_results_are_returns() -> None:
+    names = [cells(row)[0] for row in tasks_table(Report.of([run(), run(reference=None)])).splitlines()[2:]]
+    assert names[1] == "hopper-medium-v2 in Hopper-v4, plain returns"
+    header, _, *rows = results_table(Report.of([run(), run(dataset="x", reference=None)])).splitlines()
+    assert cells(header)[4] == "normalized return, or return§"
+    assert ["§" in cells(row)[4] for row in rows] == [False, True]
+    assert "normalized return" in cells(results_table(Report.of([run()])).splitlines()[0])
+
+
+@pytest.mark.parametrize("draw", [_bars, _profiles, _curves])
+def test_scores_and_returns_share_no_axes(draw: Any) -> None:
+    figure = Figure()
+    assert draw(figure, Report.of([run(), run(dataset="x", reference=None)]))
+    labels = [axes.get_ylabel() if draw is _curves else axes.get_xlabel() for axes in figure.axes]
+    scores, returns = labels
+    assert scores.startswith("normalized return")
+    assert returns.startswith("return")
+
+
+def test_returns_of_two_environments_share_no_bars() -> None:
+    figure = Figure()
+    _bars(figure, Report.of([run(), run(dataset="x", reference=None), run(dataset="x", reference=None, env_id="A-v0")]))
+    assert [axes.get_title() for axes in figure.axes] == ["", "returns in hopper", "returns in a"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_success_is_reported_if_any_task_has_it(written: tuple[Report, Path], tmp_path: Path) -> None:
+    def reaching(seed: int, count: int) -> Evaluation:
+        goal = run(seed, dataset="goal")
+        own = [replace(episode, success=i < count) for i, episode in enumerate(goal.episodes)]
+        return replace(goal, episodes=tuple(own))
+
+    report = Report.of([reaching(0, 3), reaching(1, 9), run()])
+    assert [group.headline.success_rate for group in report.groups] == [0.5, None]
+    header, _, *rows = results_table(report).splitlines()
+    assert [cells(row)[cells(header).index("success")] for row in rows] == ["50.0 %", ""]
+    header, _, *rows = runs_table(report).splitlines()
+    assert [cells(row)[cells(header).index("success")] for row in rows] == ["25.0 %", "75.0 %", ""]
+    write_report(report, tmp_path)
+    lines = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert [line["success_rate"] for line in lines] == ["0.5", ""]
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert [group["results"][0]["success_rate"] for group in content["groups"]] == [0.5, None]
+    silent, folder = written
+    assert "success" not in results_table(silent) + runs_table(silent) + (folder / "report.csv").read_text()
+
+
+SHORT = Specification("Hopper-v4", max_episode_steps=15)
+SHORT_TEXT = "Hopper-v4 (at most 15 steps)"
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_specification_is_another_environment(tmp_path: Path) -> None:
+    """It has its own group and row, is named in every file, and is in no average with the plain environment."""
+    plain, short = run(), run(specification=SHORT)
+    report = Report.of([plain, short])
+    assert [len(group.runs) for group in report.groups] == [1, 1]
+    assert [group.first.is_elsewhere for group in report.groups] == [False, True]
+    assert not replace(short, task=replace(short.task, data_env_ids=(SHORT_TEXT,))).is_elsewhere
+    assert f"trained on data from Hopper-v4, evaluated in {SHORT_TEXT}" in " ".join(report.warnings)
+    assert len(tasks_table(report).splitlines()) == 4
+    for table in (results_table, runs_table, tasks_table):
+        names = [cells(row)[0] for row in table(report).splitlines()[2:]]
+        assert names == ["hopper-medium-v2 in Hopper-v4", f"hopper-medium-v2 in {SHORT_TEXT}"]
+    assert SHORT_TEXT in cells_table(report)
+    write_report(report, tmp_path)
+    lines = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert [line["environment"] for line in lines] == ["Hopper-v4", SHORT_TEXT]
+    groups = json.loads((tmp_path / "report.json").read_text())["groups"]
+    assert [group["environment_text"] for group in groups] == ["Hopper-v4", SHORT_TEXT]
+    published = Report.of([plain, short], published=PUBLISHED)
+    assert [published.published_for(each) for each in (plain, short)] == [(74.5, 0.6), None]
+    assert Report.of([plain, run(dataset="b", specification=SHORT)]).averages() == []
+    assert len(Report.of([short, run(dataset="b", specification=SHORT)]).averages()) == 1
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_other_sources_of_targets_and_references_are_named(tmp_path: Path) -> None:
+    other = run(dataset="x", target_source="the data", reference_source="Minari")
+    page = write_report(Report.of([run(), other]), tmp_path).read_text()
+    assert (
+        "* x in Hopper-v4: reference returns are from Minari\n* x in Hopper-v4: target returns are from the data"
+        in page
+    )
+    assert "* hopper-medium-v2 in" not in page
 
 
 def test_the_average_has_the_interval_of_all_runs() -> None:

@@ -3,13 +3,15 @@
 import os
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from primal_dt.evaluation.episode_cache import EpisodeCache
 from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
-from primal_dt.evaluation.score import normalized, summarize, summary_table
+from primal_dt.evaluation.score import evaluation_scalars, normalized, summarize, summary_table
 from primal_dt.evaluation.vector import Environments
 from primal_dt.task import Reference
 
@@ -47,6 +49,19 @@ class Countdown:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Goal(Countdown):
+    """Reports success as ``value`` under ``key``, in the first step of seeds that are odd; else 0."""
+
+    def __init__(self, key: str, value: Any) -> None:
+        super().__init__()
+        self.key, self.value = key, value
+
+    def step(self, action: Any, /) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        *results, _ = super().step(action)
+        is_reached = self.seed % 2 == 1 and self.step_number == 1
+        return *results, {self.key: self.value if is_reached else 0 * self.value}  # type: ignore[return-value]
 
 
 class TargetPolicy:
@@ -155,20 +170,94 @@ def test_a_rollout_of_no_episodes_is_empty() -> None:
 def test_environments_answer_in_the_order_of_their_numbers() -> None:
     with Environments(Countdown, 5, num_workers=2) as environments:
         assert environments.reset([10, 11, 12, 13, 14])[:, 0].tolist() == [10, 11, 12, 13, 14]
-        observations, rewards, ended, failures = environments.step(np.array([0, 3, 4]), np.array([[1.0], [2.0], [3.0]]))
+        steps = environments.step(np.array([0, 3, 4]), np.array([[1.0], [2.0], [3.0]]))
+    observations, rewards, ended, _, failures = steps
     assert failures == []
     assert observations[:, 0].tolist() == [10, 13, 14]
     assert rewards.tolist() == [1, 2, 3]
     assert ended.tolist() == [False, False, False]
 
 
+@pytest.mark.parametrize("key", ["success", "is_success"])
+@pytest.mark.parametrize("value", [True, 1.0, np.True_, np.float32(1)])
+def test_success_at_any_step_is_success(key: str, value: Any) -> None:
+    """The first step of the episodes with seeds 3 and 5 succeeds, and later ones do not."""
+    make = partial(Goal, key, value)
+    episodes = rollout(TargetPolicy(), make, targets=[1.0] * 4, seeds=[2, 3, 4, 5], num_environments=3)
+    assert [episode.success for episode in episodes] == [False, True, False, True]
+
+
+def test_success_comes_from_worker_processes() -> None:
+    make = partial(Goal, "success", True)
+    episodes = rollout(TargetPolicy(), make, targets=[1.0] * 3, seeds=[2, 3, 5], num_workers=2)
+    assert [episode.success for episode in episodes] == [False, True, True]
+
+
+@pytest.mark.parametrize("make", [Countdown, partial(Goal, "coverage", 1.0), partial(Goal, "success", "yes")])
+def test_environments_that_say_nothing_have_no_success(make: Any) -> None:
+    episodes = rollout(TargetPolicy(), make, targets=[1.0, 1.0], seeds=[1, 3])
+    assert [episode.success for episode in episodes] == [None, None]
+    (summary,) = summarize(episodes, None)
+    assert summary.success_rate is None
+    assert "success" not in summary_table([summary])
+    assert not any("success" in name for name in evaluation_scalars([summary], headline=1.0))
+
+
+def test_the_cache_stores_success(tmp_path: Path) -> None:
+    """Lines of earlier versions, which have none, are read."""
+    episodes = [Episode(1.0, seed, 0.0, 4, None, success) for seed, success in enumerate((True, False, None))]
+    for episode in episodes:
+        EpisodeCache(tmp_path, {}).end_episode(episode)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text() + '{"target": 1.0, "seed": 3, "total_reward": 0.0, "length": 4}\n')
+    cached = [EpisodeCache(tmp_path, {}).get(1.0, seed) for seed in range(4)]
+    assert cached == [*episodes, Episode(1.0, 3, 0.0, 4)]
+
+
+def test_the_success_rate_is_in_tables_and_scalars() -> None:
+    episodes = [Episode(1.0, seed, 0.0, 4, success=seed < 3) for seed in range(4)]
+    summaries = summarize([*episodes, Episode(2.0, 0, 0.0, 4, success=False)], Reference(0, 1))
+    assert [summary.success_rate for summary in summaries] == [0.75, 0]
+    assert [row.split("|")[-3].strip() for row in summary_table(summaries).splitlines()[2:]] == ["75.0 %", "0.0 %"]
+    scalars = evaluation_scalars(summaries, headline=2.0)
+    found = {name: value for name, value in scalars.items() if "success" in name}
+    assert found == {
+        "eval/success_rate": 0,
+        "eval/success_rate/target_1": 0.75,
+        "eval/success_rate/target_2": 0,
+    }
+
+
+def test_summaries_without_references_have_returns() -> None:
+    """No number is called normalized, and the headline scalar is the return under its own name."""
+    episodes = [Episode(3.0, 0, 0.25, 10), Episode(3.0, 1, 0.75, 30), Episode(1.0, 0, 0.5, 5)]
+    summaries = summarize(episodes, None)
+    first = summaries[0]
+    assert (first.returns.mean, first.returns.least, first.returns.most) == (0.5, 0.25, 0.75)
+    assert {value for name, value in first.as_json().items() if name.startswith("normalized_")} == {None}
+    header, _, row, _ = summary_table(summaries).splitlines()
+    assert "normalized" not in header
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == ["3", "0.50 ± 0.25", "0.50", "0.25", "0.75", "20", "2"]
+    scalars = evaluation_scalars(summaries, headline=3.0)
+    assert scalars["eval/return"] == scalars["eval/return/target_3"] == 0.5
+    assert scalars["eval/return/target_1"] == 0.5
+    assert not any("normalized" in name for name in scalars)
+    (untargeted,) = summarize([Episode(None, 0, 7.0, 10)], None)
+    assert evaluation_scalars([untargeted], headline=None) == {"eval/return": 7, "eval/length": 10}
+
+
+def test_normalized_returns_need_references() -> None:
+    assert normalized([1.5, 2.0], None).tolist() == [1.5, 2.0]
+
+
 def test_summaries_have_means_and_d4rl_scores() -> None:
     episodes = [Episode(3600.0, 0, 1000.0, 10), Episode(1800.0, 0, 500.0, 5), Episode(3600.0, 1, 2000.0, 30)]
     reference = Reference(-20.272305, 3234.3)
     first, second = summarize(episodes, reference)
-    assert (first.target, first.num_episodes, first.return_mean, first.return_std) == (3600, 2, 1500, 500)
-    assert first.normalized_mean == pytest.approx(100 * 1520.272305 / 3254.572305)
-    assert first.normalized_std == pytest.approx(100 * 500 / 3254.572305)
+    assert (first.target, first.num_episodes, first.returns.mean, first.returns.std) == (3600, 2, 1500, 500)
+    assert first.normalized is not None
+    assert first.normalized.mean == pytest.approx(100 * 1520.272305 / 3254.572305)
+    assert first.normalized.std == pytest.approx(100 * 500 / 3254.572305)
     assert (second.target, second.num_episodes, second.length_mean) == (1800, 1, 5)
     assert normalized([-20.272305, 3234.3], reference) == pytest.approx([0, 100])
     table = summary_table([first, second])

@@ -28,7 +28,7 @@ from primal_dt.sweep.job import WHERE_AND_HOW, Job, JobRecord, flags_of, identit
 from primal_dt.sweep.worker import Programs, run_job
 
 QUICK = PRESETS["quick"][1]
-REPORT = json.dumps({"groups": [{"results": [{"mean": 42.5}]}]})
+REPORT = json.dumps({"groups": [{"unit": "return", "results": [{"mean": 42.5}]}]})
 
 # Parts of scripts. ``folder`` is the job's run folder.
 BEGIN = "folder.mkdir(exist_ok=True); (folder / 'config.json').write_text(os.environ['MARK']); print(sys.argv)"
@@ -194,6 +194,7 @@ def test_a_job_has_the_same_name_in_a_larger_grid(tmp_path: Path) -> None:
 def test_a_job_trains_then_evaluates(job: Job, run: Run) -> None:
     record = run(TRAIN)
     assert (record.state, record.score, record.attempts, record.errors) == ("done", 42.5, 1, ())
+    assert record.is_plain
     assert job.record == record
     assert (job.folder / "config.json").read_text() == "here"
     log = job.log_path.read_text()

@@ -13,7 +13,7 @@ from primal_dt.sweep import view as sweep_view
 from primal_dt.sweep.grid import SWEEPS, jobs_of
 from primal_dt.sweep.job import Job
 from primal_dt.sweep.view import SweepView
-from primal_dt.training.scalars import HEADLINE
+from primal_dt.training.scalars import HEADLINE, PLAIN_HEADLINE
 
 
 class Terminal(io.StringIO):
@@ -140,6 +140,23 @@ def test_a_pipe_gets_a_line_for_each_change(jobs: list[Job]) -> None:
         f"0:00:00  done        {jobs[1].name}  score 7.0",
     ]
     assert last == "0:00:00  4 queued, 0 running, 1 done, 1 failed"
+
+
+def test_plain_returns_are_not_called_scores(jobs: list[Job]) -> None:
+    """Of tasks without reference returns: during the training, and when the job is done."""
+    terminal, pipe = Terminal(), io.StringIO()
+    train(jobs[0], 300, 0.0)
+    (jobs[0].folder / "metrics.jsonl").write_text(json.dumps({"step": 300, PLAIN_HEADLINE: 0.625}) + "\n")
+    done = jobs[1].note(state="done", attempts=1, score=0.25, is_plain=True)
+    SweepView(jobs, terminal).poll()
+    shown = "\n".join(terminal.screen())
+    assert "  300  return 0.62  " in shown
+    assert "  return 0.25  " in shown
+    view = SweepView(jobs, pipe)
+    view.end(jobs[1], done)
+    view.poll()
+    assert f"done        {jobs[1].name}  return 0.25\n" in pipe.getvalue()
+    assert f"{jobs[0].name}  step 300, return 0.62\n" in pipe.getvalue()
 
 
 def test_a_pipe_gets_steps_and_scores(jobs: list[Job]) -> None:

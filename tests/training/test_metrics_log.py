@@ -1,11 +1,16 @@
 """Metrics on disk: no step is duplicated or missing, and TensorBoard's curves agree."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from primal_dt.task import Reference, RunTask
 from primal_dt.training.metrics_log import MetricsLog, read_metrics
+from primal_dt.training.recorder import Recorder
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -36,6 +41,18 @@ def test_resume_removes_later_points(tmp_path: Path) -> None:
     points = [(10, 10.0), (20, 20.0), (30, 3.0)]
     assert [(line["step"], line["train/loss"]) for line in read_metrics(tmp_path)] == points
     assert curves(tmp_path) == {"train/loss": points}
+
+
+@pytest.mark.parametrize(("reference", "value"), [(Reference(0.0, 1.0), 5.0), (None, 7.0)])
+def test_the_score_curve_has_the_unit_of_the_task(tmp_path: Path, reference: Reference | None, value: float) -> None:
+    """Of a policy without targets, both the return and the normalized return are logged."""
+    trainer: Any = SimpleNamespace(step=1)
+    task = RunTask("Hopper-v5", None, "data", (), "f", (), reference)
+    normalizer: Any = None
+    recorder = Recorder(tmp_path, trainer, normalizer=normalizer, task=task, config={})
+    recorder.log({"eval/normalized_return": 5.0, "eval/return": 7.0})
+    recorder.close()
+    assert recorder.score_curve == ((1, value),)
 
 
 def test_hyperparameters_are_in_the_table(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_a_variant_is_evaluated_as_it_was_recorded(variant: Specification) -> No
     env = make_environment(dataset.task)
     env.reset(seed=0)
     data = dataset.trajectories
-    rewards = [env.step(action)[1] for action in data.actions[: data.offsets[1]]]
-    np.testing.assert_allclose(rewards, data.rewards[: data.offsets[1]], rtol=1e-6)
+    rewards = [float(env.step(action)[1]) for action in data.actions[: data.offsets[1]]]
+    np.testing.assert_allclose(np.array(rewards), data.rewards[: data.offsets[1]].astype(float), rtol=1e-6)
 
 
 def test_the_plain_environment_in_place_of_a_variant_is_not_silent() -> None:
@@ -165,6 +165,7 @@ def test_a_nested_dictionary_is_flattened_in_its_order() -> None:
     dataset = load(recorded(odd_task()))
     assert dataset.task.environment.state_width == 7 + 1 + 7 + 1 + 59 == dataset.trajectories.observations.shape[1]
     space = open_minari(Path("minari") / NAME).observation_space
+    assert isinstance(space, spaces.Dict)
     assert list(space) == list(KITCHEN)
     shape = dataset.model_shape(ModelConfig())
     assert (shape.state_width, shape.categories) == (75, (3,))
