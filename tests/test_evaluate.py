@@ -422,7 +422,7 @@ def test_behavior_episodes_do_not_depend_on_their_number() -> None:
 def test_tasks_have_names() -> None:
     assert task_named("halfcheetah").env_id == "HalfCheetah-v5"
     assert task_named("Hopper-v4").env_id == "Hopper-v4"
-    with pytest.raises(DataError, match="there is no task for the environment 'Hopper-v9'"):
+    with pytest.raises(DataError, match="the environment Hopper-v9 is not registered"):
         task_named("Hopper-v9")
 
 

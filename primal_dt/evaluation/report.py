@@ -169,7 +169,8 @@ class Group:
     def warnings(self) -> list[str]:
         """Caveats for a reader who compares results."""
         task, name = self.first.task, f"{self.label} on {self.first.task.dataset}"
-        found = [f"{name}, seed {run.seed}: {note}" for run in self.runs for note in run.notes]
+        found = [f"{name}: {note}" for note in task.notes]
+        found += [f"{name}, seed {run.seed}: {note}" for run in self.runs for note in run.notes]
         if self.first.is_elsewhere:
             data = ", ".join(task.data_env_ids)
             found.append(f"{name}: trained on data from {data}, evaluated in {task.environment_text}")

@@ -128,7 +128,7 @@ def describe_run(
         mode=mode,
         checkpoint=str(checkpoint),
         curve=tuple(curve),
-        notes=(*task.notes, *notes),
+        notes=notes,
     )
 
 

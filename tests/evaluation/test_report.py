@@ -42,7 +42,8 @@ def run(
     **changes: Any,
 ) -> Evaluation:
     """A run with scores at the headline target and at a lower one; ``changes`` are fields of the task or the run."""
-    task = replace(TASK, **{field.name: changes.pop(field.name) for field in fields(TASK) if field.name in changes})
+    names = {field.name for field in fields(TASK)} - {"notes"}
+    task = replace(TASK, **{name: changes.pop(name) for name in names & changes.keys()})
     evaluation = Evaluation(
         policy=policy,
         configuration=f"c {task.dataset} {policy}",
@@ -192,6 +193,12 @@ def test_warnings_cover_notes_versions_steps_failures() -> None:
     assert "seed 0: 1000, seed 1: 2000" in steps
     assert failure == "runs/x: it failed"
     assert all("‡" in table for table in (results_table(report), tasks_table(report), cells_table(report)))
+
+
+def test_notes_of_the_task_are_given_once() -> None:
+    task = replace(TASK, notes=("two actions are clipped",))
+    report = Report.of([replace(run(seed), task=task) for seed in (0, 1)])
+    assert report.warnings == ["primal-plus on hopper-medium-v2: two actions are clipped"]
 
 
 def test_averages_are_over_tasks_of_one_version() -> None:

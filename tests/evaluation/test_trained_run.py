@@ -54,12 +54,12 @@ def test_the_curve_has_the_unit_of_the_results(tmp_path: Path) -> None:
     assert curves == [((1, 50.0),), ((2, 0.5),)]
 
 
-def test_another_version_keeps_the_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_is_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.pt"
     file.touch()
     checkpoint = SimpleNamespace(config=CONFIG, task=replace(TASK, specification=SHORT), step=1, shape=None)
     monkeypatch.setattr(trained_run, "load_checkpoint", lambda *_, **__: checkpoint)
     monkeypatch.setattr(trained_run, "require_mode", lambda *_: None)
     run = open_run(file, env_id="Hopper-v5")
-    assert (run.task.env_id, run.task.environment_text) == ("Hopper-v5", "Hopper-v5 (at most 15 steps)")
-    assert run.notes == ("trained for Hopper-v4 (at most 15 steps), evaluated in Hopper-v5 (at most 15 steps)",)
+    assert (run.task.env_id, run.task.environment_text) == ("Hopper-v5", "Hopper-v5")
+    assert run.notes == ("trained for Hopper-v4 (at most 15 steps), evaluated in Hopper-v5",)
