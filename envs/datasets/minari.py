@@ -318,6 +318,9 @@ def write_minari(
         warnings.simplefilter("ignore")
         first = next(blocks)
         env = make_raw(task)
+        spec = env.spec
+        if spec is not None and callable(made := spec.entry_point):  # which cannot be written as JSON
+            spec.entry_point = f"{made.__module__}:{getattr(made, '__qualname__', type(made).__qualname__)}"
         reference = task.environment.reference
         with datasets_path(staging):
             dataset = minari.create_dataset_from_buffers(

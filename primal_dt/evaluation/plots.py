@@ -1,5 +1,6 @@
 """Plots of a report. They need matplotlib, from the extra ``plots``."""
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ __all__ = ["plot_report"]
 NUM_THRESHOLDS = 201
 WIDTH, HEIGHT = 7.0, 4.0
 """Size of a panel in inches."""
+TITLE_LETTERS = 40
+"""Letters in a line of a title."""
 
 
 def plot_report(report: Report, folder: Path) -> list[Path]:
@@ -105,7 +108,7 @@ def _margin(axes: "Axes", groups: Sequence[Group]) -> None:
     axes.set_title("")
     margin = axes.inset_axes((0.0, 1.02, 1.0, 0.15), sharex=axes)
     margin.hist(known, bins=40, color=["gray"] * len(known), alpha=0.6, density=True)
-    margin.set_title(f"{_environment(groups[0])}: returns in the data", fontsize=8)
+    margin.set_title(textwrap.fill(f"{_environment(groups[0])}: returns in the data", 2 * TITLE_LETTERS), fontsize=8)
     margin.tick_params(labelbottom=False, left=False, labelleft=False)
 
 
@@ -164,7 +167,7 @@ def _panels(
     figure.set_figwidth(WIDTH * max(1, len(panels)))
     for place, ((text, _), members) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(1, len(panels), place)
-        axes.set_title(text)
+        axes.set_title(textwrap.fill(text, TITLE_LETTERS), fontsize="large" if len(text) < TITLE_LETTERS else "small")
         yield axes, members
 
 
@@ -179,4 +182,4 @@ def _label(group: Group) -> str:
 def _task(group: Group) -> str:
     task = group.first.task
     where = "" if task.specification is None else f" in {task.environment_text}"
-    return f"{short_name(task.dataset)}{where}"
+    return textwrap.fill(f"{short_name(task.dataset)}{where}", TITLE_LETTERS)
