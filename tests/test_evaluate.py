@@ -117,14 +117,14 @@ def groups(report: str) -> Any:
 def test_seeds_are_grouped(runs: Path, call: Call) -> None:
     out, _ = call(*sorted(runs.iterdir()), "--episodes", 2)
     table = rows(out, "hopper.hdf5")
-    assert [(row[1], row[3], row[8], row[9]) for row in table] == [
+    assert [(row[1], row[2], row[7], row[8]) for row in table] == [
         ("linear", "3600*", "1", "2"),
         ("linear", "1800", "1", "2"),
         ("primal-plus", "3600*", "2", "2"),
         ("primal-plus", "1800", "2", "2"),
     ]
     assert "† fewer than 3 seeds or 10 episodes" in out
-    assert all("†" in row[4] for row in table)
+    assert all("†" in row[3] for row in table)
 
 
 def test_targets_are_spread_over_the_returns_of_the_data(run: Path, call: Call) -> None:
@@ -221,7 +221,7 @@ def test_copies_of_a_run_count_once(runs: Path, call: Call) -> None:
     copy = shutil.copytree(first, runs / "again")
     out, err = call(first, copy, second, first, "--episodes", 1)
     assert err.count("is skipped: it has the same settings and seed as") == 2
-    assert [row[8] for row in rows(out, "3600*")] == ["2"]
+    assert [row[7] for row in rows(out, "3600*")] == ["2"]
 
 
 def test_an_unfinished_checkpoint_gives_a_warning(run: Path, call: Call) -> None:
@@ -314,7 +314,7 @@ def test_a_failing_run_does_not_stop_the_others(runs: Path, call: Call) -> None:
     torch.save(content, last_checkpoint(bad))
     out, err = call(bad, good, "--episodes", 2, "--out", "report", code=1)
     assert "the action at step 0 of the episode with seed 2000000 is not finite" in err
-    assert [row[8] for row in rows(out, "3600*")] == ["1"]
+    assert [row[7] for row in rows(out, "3600*")] == ["1"]
     assert "the action at step 0" in Path("report/report.md").read_text()
 
 

@@ -133,7 +133,9 @@ class Dataset:
         specification = self.task.specification
         if specification is None:
             return int(self.trajectories.lengths.max())
-        known = registered(specification.env_id, trust=self.task.trusted)
+        known = None
+        with suppress(DataError):  # training needs no environment
+            known = registered(specification.env_id, trust=self.task.trusted)
         return specification.max_episode_steps or (known and known.max_episode_steps) or DEFAULT_LIMIT
 
     @property
@@ -152,7 +154,7 @@ class Dataset:
         ``targets``, else the table's, else half of the headline (if that is negative: twice, which is half as good).
         """
         known, task = self.task.environment.targets, self.task.run_task()
-        best = float(f"{self.trajectories.returns.max():.7g}")
+        best = float(f"{self.trajectories.returns.max():.4g}")
         own = known or (best, best / 2 if best > 0 else 2 * best)
         return replace(
             task,

@@ -19,7 +19,8 @@ __all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_r
 HEADLINE, FEW, ELSEWHERE, PLAIN = "*", "†", "‡", "§"
 MARKS = f"""\
 {HEADLINE} headline target. {FEW} fewer than 3 seeds or 10 episodes. {ELSEWHERE} the data was recorded in
-another environment, or in another version. {PLAIN} return, not normalized: there are no reference returns."""
+another environment, or in another version. {PLAIN} return, not normalized: there are
+no reference returns."""
 NOTES = f"""\
 The normalized return is D4RL's: 0 is the return of the reference's random policy, and 100 is that of its expert.
 {PLAIN} marks returns that are not normalized, because the task has no reference returns: they are not scores, and in no
@@ -34,14 +35,16 @@ another version of it."""
 def results_table(report: Report) -> str:
     """The main table: the result of each configuration at each target.
 
-    The column of success rates is left out if there are none, and that of returns if all results are returns.
+    The column of success rates is left out if there are none, that of returns if all results are returns, and that of
+    modes if all are exact.
     """
+    has_modes = any(group.first.mode not in (None, "window") for group in report.groups)
     has_success, has_scores = _has_success(report), not all(group.is_plain for group in report.groups)
     rows = [
         [
             _dataset(report, group),
             group.label,
-            group.first.mode or "",
+            *([group.first.mode or ""] if has_modes else []),
             f"{target_text(result.target, result.predicted_mean)}{HEADLINE if result.is_headline else ''}",
             _value(group, result),
             _interval(group, result),
@@ -57,7 +60,7 @@ def results_table(report: Report) -> str:
     header = [
         "data set",
         "policy",
-        "mode",
+        *(["mode"] if has_modes else []),
         "target",
         _unit(report),
         "IQM",

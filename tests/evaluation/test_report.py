@@ -245,8 +245,8 @@ def test_results_without_references_are_returns(tmp_path: Path) -> None:
     result = report.groups[0].headline
     assert (result.mean, result.iqm, result.return_mean) == pytest.approx((mean, mean, mean))
     header, _, row = results_table(report).splitlines()
-    assert cells(header)[4:7] == ["return", "IQM", "length"]
-    assert cells(row)[4] == f"{mean:.2f} ± 0.00§"
+    assert cells(header)[3:6] == ["return", "IQM", "length"]
+    assert cells(row)[3] == f"{mean:.2f} ± 0.00§"
     *_, row = tasks_table(report).splitlines()
     assert cells(row) == ["hopper-medium-v2", f"{mean:.2f} ± 0.00§"]
     assert f"{mean:.2f} ± 0.00§" in runs_table(report)
@@ -265,8 +265,8 @@ def test_mixed_tables_mark_which_results_are_returns() -> None:
     names = [cells(row)[0] for row in tasks_table(Report.of([run(), run(reference=None)])).splitlines()[2:]]
     assert names[1] == "hopper-medium-v2 in Hopper-v4, plain returns"
     header, _, *rows = results_table(Report.of([run(), run(dataset="x", reference=None)])).splitlines()
-    assert cells(header)[4] == "normalized return, or return§"
-    assert ["§" in cells(row)[4] for row in rows] == [False, True]
+    assert cells(header)[3] == "normalized return, or return§"
+    assert ["§" in cells(row)[3] for row in rows] == [False, True]
     assert "normalized return" in cells(results_table(Report.of([run()])).splitlines()[0])
 
 
