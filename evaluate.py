@@ -36,7 +36,7 @@ from primal_dt.evaluation.arguments import EvaluateConfig
 from primal_dt.evaluation.callbacks import ProgressBar
 from primal_dt.evaluation.evaluate import evaluate_policy, evaluate_run
 from primal_dt.evaluation.report import Evaluation, Report
-from primal_dt.evaluation.report_files import MARKS, results_table, write_report
+from primal_dt.evaluation.report_files import explain_marks, results_table, write_report
 from primal_dt.evaluation.rollout import RolloutError
 from primal_dt.evaluation.score import target_text
 from primal_dt.evaluation.trained_run import TrainedRun, open_run
@@ -180,6 +180,7 @@ def evaluate_behavior(config: EvaluateConfig) -> tuple[list[Evaluation], list[st
     name = str(config.policy)
     task = task_named(config.task or name.partition("/")[0])
     policy = BatchedPolicy(load_policy(name, task), config.seed, make_raw(task))
+    name = Path(name).name if name.endswith((".hdf5", ".h5")) else name
     with ProgressBar(f"{name} in {task.env_id}") as bar:
         evaluation = evaluate_policy(policy, name, make_arena(task), task.run_task(), config.plan, callbacks=[bar])
     return [evaluation], list(evaluation.notes)
@@ -204,7 +205,8 @@ def publish(report: Report, config: EvaluateConfig) -> None:
     if config.json:
         print(json.dumps(report.as_json(), indent=1))
         return
-    print(f"\n{results_table(report)}\n\n{MARKS}")
+    table = results_table(report)
+    print(f"\n{table}\n\n{explain_marks(table)}")
     for warning in report.warnings:
         print(f"warning: {warning}")
     print(f"report: {path}")

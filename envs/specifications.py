@@ -86,7 +86,7 @@ def parse_specification(text: str, where: str) -> Specification:
     try:
         content = json.loads(text)
         wrappers = tuple(
-            Wrapper(_text(each["name"]), _text(each["entry_point"]), _sorted(each.get("kwargs")))
+            Wrapper(_text(each["name"]), _text(each["entry_point"]), _recorded(each["kwargs"]))
             for each in content.get("additional_wrappers") or ()
         )
         limit = content.get("max_episode_steps")
@@ -143,6 +143,12 @@ def make_specified(specification: Specification, *, trust: bool = False, **optio
     if known is None and specification.entry_point is None:
         raise DataError(_unknown(specification.env_id))
     for wrapper in specification.wrappers:
+        if wrapper.arguments == "null":
+            raise DataError(
+                f"the wrapper {wrapper.name} of {specification.env_id} cannot be restored, because its arguments were "
+                "not recorded: choose an environment with --env-id and --mix-versions, or train without evaluations "
+                "(--eval-every-steps 0)"
+            )
         if not wrapper.entry_point.startswith(OWN_WRAPPERS):
             _require_trust(f"the wrapper {wrapper.name}", wrapper.entry_point, trust)
     if known is None:
@@ -195,6 +201,11 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} must be a text")
     return value
+
+
+def _recorded(arguments: Any) -> str:
+    """The arguments of a wrapper. Gymnasium writes null for a wrapper that does not record them."""
+    return "null" if arguments is None else _sorted(arguments)
 
 
 def _sorted(arguments: Any) -> str:

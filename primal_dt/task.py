@@ -28,10 +28,13 @@ class Wrapper:
     entry_point: str
     """The class, as ``module:name``."""
     arguments: str = "{}"
-    """The arguments, as JSON with sorted keys."""
+    """The arguments, as JSON with sorted keys; ``null`` if they were not recorded, so that it cannot be restored."""
 
     def __str__(self) -> str:
-        arguments = ", ".join(f"{name} = {value!r}" for name, value in json.loads(self.arguments).items())
+        values = json.loads(self.arguments)
+        if values is None:
+            return f"{self.name}(unknown arguments)"
+        arguments = ", ".join(f"{name} = {value!r}" for name, value in values.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
 

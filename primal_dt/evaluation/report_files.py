@@ -14,13 +14,15 @@ from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
 from primal_dt.task import RunTask
 
-__all__ = ["cells_table", "results_table", "runs_table", "tasks_table", "write_report"]
+__all__ = ["cells_table", "explain_marks", "results_table", "runs_table", "tasks_table", "write_report"]
 
 HEADLINE, FEW, ELSEWHERE, PLAIN = "*", "†", "‡", "§"
-MARKS = f"""\
-{HEADLINE} headline target. {FEW} fewer than 3 seeds or 10 episodes. {ELSEWHERE} the data was recorded in
-another environment, or in another version. {PLAIN} return, not normalized: there are
-no reference returns."""
+MARKS = {
+    HEADLINE: "headline target",
+    FEW: "fewer than 3 seeds or 10 episodes",
+    ELSEWHERE: "the data was recorded in another environment, or in another version",
+    PLAIN: "return, not normalized: there are no reference returns",
+}
 NOTES = f"""\
 The normalized return is D4RL's: 0 is the return of the reference's random policy, and 100 is that of its expert.
 {PLAIN} marks returns that are not normalized, because the task has no reference returns: they are not scores, and in no
@@ -30,6 +32,11 @@ sample standard deviation over seeds. IQM is the interquartile mean over seeds; 
 mean. The square brackets show its 95 % interval, from a stratified bootstrap over seeds. {FEW} marks results with fewer
 than 3 seeds or fewer than 10 episodes. {ELSEWHERE} marks policies whose data was recorded in another environment, or in
 another version of it."""
+
+
+def explain_marks(table: str) -> str:
+    """The meaning of each mark in a table, one line each."""
+    return "\n".join(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in table)
 
 
 def results_table(report: Report) -> str:

@@ -87,6 +87,23 @@ def test_another_form_is_refused(text: str, message: str) -> None:
         parse_specification(text, "here")
 
 
+def test_a_wrapper_that_cannot_be_restored_is_an_error() -> None:
+    class Silent(gymnasium.RewardWrapper[Any, Any]):
+        """It does not record its arguments."""
+
+        def __init__(self, env: gymnasium.Env[Any, Any], scale: float) -> None:
+            super().__init__(env)
+            self.scale = scale
+
+        def reward(self, reward: Any) -> Any:
+            return self.scale * reward
+
+    specification = plain(spec_of(Silent(gymnasium.make("CartPole-v1"), 2.0)))
+    assert str(specification) == "CartPole-v1 (Silent(unknown arguments))"
+    with pytest.raises(DataError, match="the wrapper Silent of CartPole-v1 cannot be restored"):
+        make_specified(specification, trust=True)
+
+
 def test_what_cannot_be_created_is_explained() -> None:
     with pytest.raises(DataError, match=r"Hopper-v5 \(wings = 2\) cannot be created: TypeError"):
         make_specified(Specification("Hopper-v5", '{"wings": 2}'))
