@@ -337,11 +337,9 @@ def _with_reference(
     """The environment with the reference returns of the user, the table or the metadata, in this order."""
     if known is not None and known.known is not None:
         environment = replace(environment, reference=environment.reference or known.known.reference)
-    if options.reference is not None:
-        return replace(environment, reference=Reference(*options.reference), reference_source="--reference")
     if environment.reference is None and source.reference is not None:
-        return replace(environment, reference=source.reference, reference_source="the data's metadata")
-    return environment
+        environment = replace(environment, reference=source.reference, reference_source="the data's metadata")
+    return _with_users_reference(environment, options)
 
 
 def _common_task(tasks: list[tuple[str, Task]], options: DataOptions) -> Task | None:
@@ -354,10 +352,9 @@ def _common_task(tasks: list[tuple[str, Task]], options: DataOptions) -> Task | 
     if not tasks:
         return None
     wanted = list(tasks)
-    first = tasks[0][1]
     if (user := options.specification) is not None:
         own = next((task for _, task in tasks if task.specification == user), None)
-        wanted.append(("--env-id", own or _user_task(user, first, options)))
+        wanted.append(("--env-id", own or _user_task(user, options)))
     kinds = {(task.environment.gymnasium_name.lower(), task.environment.spaces) for _, task in wanted}
     versions = {str(task.specification) for _, task in wanted}
     listed = ", ".join(f"{name} {task.specification or 'without an environment'}" for name, task in wanted)
@@ -379,12 +376,16 @@ def _common_task(tasks: list[tuple[str, Task]], options: DataOptions) -> Task | 
     return replace(wanted[-1][1], tier=tier)
 
 
-def _user_task(user: Specification, first: Task, options: DataOptions) -> Task:
+def _user_task(user: Specification, options: DataOptions) -> Task:
     """The task of the environment that the user names, which is not that of the data."""
     task = task_of(user, trusted=options.trust_env_id)
-    if options.reference is not None:
-        return replace(task, environment=replace(task.environment, reference=Reference(*options.reference)))
-    return task
+    return replace(task, environment=_with_users_reference(task.environment, options))
+
+
+def _with_users_reference(environment: Environment, options: DataOptions) -> Environment:
+    if options.reference is None:
+        return environment
+    return replace(environment, reference=Reference(*options.reference), reference_source="--reference")
 
 
 def _reading(task: Task, options: DataOptions) -> str:
