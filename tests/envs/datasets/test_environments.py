@@ -247,3 +247,11 @@ def test_a_missing_robotics_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delitem(gymnasium.registry, name)
     with pytest.raises(DataError, match=r"PointMaze_UMaze-v3 is in gymnasium-robotics, which is not installed: pip"):
         task_of("PointMaze_UMaze-v3")
+
+
+def test_an_environment_whose_spaces_are_not_the_datas_is_refused() -> None:
+    wider = {"type": "Box", "dtype": "float32", "shape": [1], "low": [-3.0], "high": [3.0]}
+    dataset = load(recorded(task_of("Pendulum-v1"), action_space=json.dumps(wider)))
+    message = r"Pendulum-v1 has 3 .* 1 numbers in \[-2, 2\]; but 3 and 1 numbers in \[-3, 3\] are expected"
+    with pytest.raises(DataError, match=message):
+        make_environment(dataset.task)
