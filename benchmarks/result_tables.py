@@ -330,20 +330,29 @@ def speed(name: str) -> Callable[[Rows], str]:
     return from_file(name, report)
 
 
-def quick_search(rows: Rows) -> str:
-    """The first round of the search for ``quick``: mean over tasks, the best first."""
-    found = [row for row in rows.get("quick_search", ()) if row["round"] == "1"]
-    tasks = list(dict.fromkeys(row["dataset"] for row in found))
-    cells = {(row["setting"], row["dataset"]): float(row["score"]) for row in found}
-    means = {name: statistics.mean(cells[name, task] for task in tasks) for name in {row["setting"] for row in found}}
-    ranked = sorted(means, key=lambda name: -means[name])
-    lines = [[name, f"{means[name]:.1f}", *(f"{cells[name, task]:.1f}" for task in tasks)] for name in ranked]
-    header = ["setting", "mean", *(task.removeprefix("primal/").removesuffix("-v0") for task in tasks)]
-    return f"{format_table(header, lines)}\n\n{commits(found)}" if found else "Not measured yet."
+def quick_search(number: int) -> Callable[[Rows], str]:
+    """A round of the search for ``quick``: mean over tasks and seeds, the best first."""
+
+    def table(rows: Rows) -> str:
+        found = [row for row in rows.get("quick_search", ()) if row["round"] == str(number)]
+        tasks = list(dict.fromkeys(row["dataset"] for row in found))
+        scores: dict[tuple[str, str], list[float]] = {}
+        for row in found:
+            scores.setdefault((row["setting"], row["dataset"]), []).append(float(row["score"]))
+        cells = {key: statistics.mean(values) for key, values in scores.items()}
+        settings = {row["setting"] for row in found}
+        means = {name: statistics.mean(cells[name, task] for task in tasks) for name in settings}
+        ranked = sorted(means, key=lambda name: -means[name])
+        lines = [[name, f"{means[name]:.1f}", *(f"{cells[name, task]:.1f}" for task in tasks)] for name in ranked]
+        header = ["setting", "mean", *(task.removeprefix("primal/").removesuffix("-v0") for task in tasks)]
+        return f"{format_table(header, lines)}\n\n{commits(found)}" if found else "Not measured yet."
+
+    return table
 
 
 TABLES: dict[str, Callable[[Rows], str]] = {
-    "quick_search": quick_search,
+    "quick_search": quick_search(1),
+    "quick_search_final": quick_search(2),
     "policies": policies,
     "policy_init": policy_init,
     "quick_init": quick_init,
