@@ -155,6 +155,7 @@ def check_version(run: TrainedRun, config: EvaluateConfig) -> None:
         raise DataError(
             f"{run.path} is trained for {trained_for.environment_text or trained_for.dataset} and cannot act in "
             f"{task.specification}: its model takes {shape.state_width} observation entries and {width} action entries"
+            f"{f' with {shape.categories} choices' if shape.categories else ''}"
         )
     if not trained_for.env_id or config.allow_version_mismatch or task.specification is None:
         return

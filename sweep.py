@@ -140,7 +140,7 @@ def sweep(config: SweepConfig, jobs: list[Job]) -> int:
 
 def report(jobs: Sequence[Job], folder: Path) -> bool:
     """Run ``evaluate.py``, which reports on all runs from their cached episodes. Returns whether it succeeded."""
-    flags = ["--episodes", str(jobs[0].episodes), "--device", "cpu", "--out", str(folder)]
+    flags = ["--episodes", str(jobs[0].episodes), "--device", "cpu", "--out", str(folder), *jobs[0].trust]
     command = [sys.executable, str(programs().evaluate), *(str(job.folder) for job in jobs), *flags]
     return subprocess.run(command, check=False).returncode == 0
 

@@ -302,7 +302,10 @@ def publish(recorder: Recorder, episodes: list[Episode], folder: Path) -> None:
     print(f"\n{task.dataset}, {evaluation.policy}, seed {evaluation.seed}, step {step:,}")
     unit = f"{'return' if evaluation.is_plain else 'normalized return'}: {task.unit}"
     print(f"{unit}\n\n{summary_table(evaluation.summaries())}\n")
-    print(f"report:     {write_report(Report.of([evaluation], provenance=provenance()), folder)}")
+    report = Report.of([evaluation], provenance=provenance())
+    for note in task.notes:
+        print(f"note: {note}")
+    print(f"report:     {write_report(report, folder)}")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def make_environment(task: Task, **options: Any) -> Env:
     check_fits(env, task)
     observations, actions = env.observation_space, env.action_space
     are_vectors = isinstance(observations, spaces.Box) and len(observations.shape) == 1
-    if are_vectors and isinstance(actions, spaces.Box) and actions.dtype == np.float32:
+    if are_vectors and isinstance(actions, spaces.Box) and actions.dtype == np.float32 and actions.is_bounded():
         return env
     return VectorInterface(env)
 

@@ -8,6 +8,7 @@ Axes: T rows, S flattened observation, A action entries.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from envs.errors import DataError
 __all__ = ["ActionBounds", "action_bounds", "flat_width", "flatten_rows", "parse_space", "to_action", "unit_box"]
 
 Space = spaces.Space[Any]
+MAX_WIDTH = 20_000
+"""The largest number of entries of an observation, which is stored at every step."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def _parsed(content: Mapping[str, Any]) -> Space:
         case "MultiBinary":
             return spaces.MultiBinary(content["n"])
         case "Dict":
-            return spaces.Dict({name: _parsed(part) for name, part in content["subspaces"].items()})
+            # In the given order, which is the environment's own: gymnasium would sort the names of a plain dictionary.
+            return spaces.Dict(OrderedDict((name, _parsed(part)) for name, part in content["subspaces"].items()))
         case "Tuple":
             return spaces.Tuple([_parsed(part) for part in content["subspaces"]])
         case "Text":
@@ -113,7 +117,8 @@ def to_action(space: Space, entries: NDArray[np.floating]) -> Any:
         return int(entries[0]) + int(space.start)
     if isinstance(space, spaces.MultiDiscrete):
         return (entries.astype(space.dtype) + space.start).astype(space.dtype)
-    return entries.astype(space.dtype)
+    within = np.clip(entries, space.low, space.high) if isinstance(space, spaces.Box) else entries
+    return (np.rint(within) if np.issubdtype(space.dtype, np.integer) else within).astype(space.dtype)
 
 
 def flat_width(space: Space, where: str) -> int:
@@ -122,7 +127,10 @@ def flat_width(space: Space, where: str) -> int:
     Raises:
         DataError: if observations of the space cannot be flattened, or are images.
     """
-    return sum(width for _, width in _parts(space, where))
+    width = sum(width for _, width in _parts(space, where))
+    if width > MAX_WIDTH:
+        raise DataError(f"{where}: observations have {width:,} entries; at most {MAX_WIDTH:,} are supported")
+    return width
 
 
 def _parts(space: Space, where: str) -> Iterator[tuple[Space, int]]:
@@ -176,4 +184,6 @@ def _sequence(rows: Any, number: int) -> Sequence[Any]:
 def _one_hot(numbers: NDArray[np.integer], count: int) -> NDArray[np.float32]:
     if len(numbers) and not (0 <= numbers.min() and numbers.max() < count):
         raise DataError(f"a discrete observation must be one of {count} values, not {numbers.min()} to {numbers.max()}")
-    return np.eye(count, dtype=np.float32)[numbers.astype(np.int64)]
+    hot = np.zeros((len(numbers), count), np.float32)
+    hot[np.arange(len(numbers)), numbers.astype(np.int64)] = 1
+    return hot

@@ -21,9 +21,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from envs.errors import DataError
-from primal_dt.task import Specification, Wrapper
+from primal_dt.task import NO_LIMIT, Specification, Wrapper
 
 __all__ = [
+    "check_makeable",
     "import_from_here",
     "make_specified",
     "parse_specification",
@@ -36,6 +37,16 @@ OWN_WRAPPERS = "gymnasium.wrappers."
 """Wrappers of gymnasium itself, which are trusted."""
 ROBOTICS = re.compile(r"(AdroitHand|AntMaze_|PointMaze_|FrankaKitchen|Fetch|HandReach|HandManipulate)\w*-v\d+")
 """Ids of gymnasium-robotics, which are in the registry once it is imported."""
+TRUSTED = ("gymnasium.", "gymnasium_robotics.")
+"""Packages whose environments are those of the registry, wherever their classes are in a release."""
+NO_EFFECT = ("RecordVideo", "RecordEpisodeStatistics", "HumanRendering", "RenderCollection")
+"""Wrappers of gymnasium that only watch: they are left out."""
+STATEFUL = dict.fromkeys(
+    ("NormalizeObservation", "NormalizeReward"), "its running statistics at the time of the recording are not known"
+)
+"""Wrapper -> why it cannot be restored."""
+COMPATIBLE = "GymV2"
+"""Start of the ids of environments that load an environment of OpenAI Gym, with its module, by an argument."""
 NO_BEHAVIOR = ("render_mode", "width", "height", "camera_name", "camera_id", "default_camera_config")
 """Arguments that change pictures only."""
 JOINT_TYPES = (
@@ -56,15 +67,9 @@ def registered(env_id: str, *, trust: bool = False) -> EnvSpec | None:
         DataError: if the module is not trusted or cannot be imported, or if gymnasium-robotics is not installed.
     """
     module, _, name = env_id.rpartition(":")
-    if module and name not in gymnasium.registry:
+    if module:
         _require_trust(env_id, module, trust)
-        try:
-            import_from_here(module)
-        except ImportError as error:
-            raise DataError(
-                f"the module of the environment {env_id} cannot be imported: {error}. Run from its folder, or "
-                "install it"
-            ) from error
+        _import(module, f"the environment {env_id}")
     if name not in gymnasium.registry and ROBOTICS.fullmatch(name):
         if importlib.util.find_spec("gymnasium_robotics") is None:
             raise DataError(
@@ -88,18 +93,20 @@ def parse_specification(text: str, where: str) -> Specification:
         wrappers = tuple(
             Wrapper(_text(each["name"]), _text(each["entry_point"]), _recorded(each["kwargs"]))
             for each in content.get("additional_wrappers") or ()
+            if not (each["name"] in NO_EFFECT and str(each["entry_point"]).startswith(OWN_WRAPPERS))
         )
-        limit = content.get("max_episode_steps")
+        limit = content.get("max_episode_steps", "the registry's")
+        limit = None if isinstance(limit, str) else NO_LIMIT if limit is None else int(limit)
         specification = Specification(
             env_id=_text(content["id"]),
             arguments=_sorted(content.get("kwargs")),
-            max_episode_steps=None if limit is None else int(limit),
+            max_episode_steps=limit,
             wrappers=wrappers,
             entry_point=None if content.get("entry_point") is None else _text(content["entry_point"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{where}: the specification of the environment cannot be read: {error!r}") from error
-    if limit is not None and int(limit) < 1:
+    if limit is not None and limit < 1 and limit != NO_LIMIT:
         raise DataError(f"{where}: the episode limit must be at least 1, not {limit}")
     return specification
 
@@ -115,16 +122,27 @@ def plain_where_equal(specification: Specification) -> Specification:
         if name not in known.kwargs or known.kwargs[name] != value
     }
     limit = specification.max_episode_steps
+    replaces = specification.entry_point is not None and not (
+        specification.entry_point == _entry_point(known) or specification.entry_point.startswith(TRUSTED)
+    )
     return replace(
         specification,
+        entry_point=None if (specification.entry_point or "").startswith(TRUSTED) else specification.entry_point,
         arguments=_sorted(arguments),
-        max_episode_steps=None if limit == known.max_episode_steps else limit,
+        max_episode_steps=None if limit == (known.max_episode_steps or NO_LIMIT) else limit,
+        replaces=specification.replaces or replaces,
     )
+
+
+def _entry_point(known: EnvSpec) -> str:
+    """The class of an environment as ``module:name``."""
+    made = known.entry_point
+    return made if isinstance(made, str) else f"{getattr(made, '__module__', '')}:{getattr(made, '__qualname__', '')}"
 
 
 def same_environment(one: Specification, two: Specification) -> bool:
     """Whether two specifications give the same environment, wherever its module is."""
-    bare = [replace(each, env_id=each.env_id.rpartition(":")[2]) for each in map(plain_where_equal, (one, two))]
+    bare = [replace(each, env_id=each.bare_id) for each in map(plain_where_equal, (one, two))]
     return bare[0] == bare[1]
 
 
@@ -139,21 +157,12 @@ def make_specified(specification: Specification, *, trust: bool = False, **optio
     Raises:
         DataError: if it cannot be created, or would import a module that is not trusted.
     """
-    known, target = registered(specification.env_id, trust=trust), specification.env_id.rpartition(":")[2]
-    if known is None and specification.entry_point is None:
-        raise DataError(_unknown(specification.env_id))
-    for wrapper in specification.wrappers:
-        if wrapper.arguments == "null":
-            raise DataError(
-                f"the wrapper {wrapper.name} of {specification.env_id} cannot be restored, because its arguments were "
-                "not recorded: choose an environment with --env-id and --mix-versions, or train without evaluations "
-                "(--eval-every-steps 0)"
-            )
-        if not wrapper.entry_point.startswith(OWN_WRAPPERS):
-            _require_trust(f"the wrapper {wrapper.name}", wrapper.entry_point, trust)
+    known = check_makeable(specification, trust=trust)
+    made: str | EnvSpec = specification.bare_id
     if known is None:
-        _require_trust(specification.env_id, str(specification.entry_point), trust)
-    made: str | EnvSpec = target if known else EnvSpec(target, entry_point=specification.entry_point)
+        _import(str(specification.entry_point).partition(":")[0], f"the environment {specification}")
+        if specification.replaces or specification.bare_id not in gymnasium.registry:
+            made = EnvSpec(specification.bare_id, entry_point=specification.entry_point)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "out of date": D4RL's data needs -v4; precision of wrappers' bounds
@@ -164,14 +173,57 @@ def make_specified(specification: Specification, *, trust: bool = False, **optio
     # An environment's constructor may raise anything, in particular for arguments that this version does not take.
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-        if isinstance(error, AssertionError) and ROBOTICS.fullmatch(target):
+        if isinstance(error, AssertionError) and ROBOTICS.fullmatch(specification.bare_id):
             said += JOINT_TYPES
         raise DataError(f"the environment {specification} cannot be created: {said}") from error
     return env
 
 
+def check_makeable(specification: Specification, *, trust: bool = False) -> EnvSpec | None:
+    """Check that an environment may be created, without creating it.
+
+    Returns:
+        The registry's entry; None if the environment is of the class that the data names.
+
+    Raises:
+        DataError: if it is not known, if it would import a module that is not trusted, or if a wrapper cannot be
+            restored.
+    """
+    known = None if specification.replaces else registered(specification.env_id, trust=trust)
+    if known is None and specification.entry_point is None:
+        raise DataError(_unknown(specification.env_id))
+    if known is None:
+        _require_trust(str(specification), str(specification.entry_point), trust)
+    if specification.bare_id.startswith(COMPATIBLE):
+        _require_trust(str(specification), "the environment in its arguments", trust)
+    for wrapper in specification.wrappers:
+        reason = "its arguments were not recorded" if wrapper.arguments == "null" else STATEFUL.get(wrapper.name)
+        if reason is not None:
+            raise DataError(
+                f"the wrapper {wrapper.name} of {specification.env_id} cannot be restored, because {reason}: choose an "
+                "environment with --env-id and --mix-versions, or train without evaluations (--eval-every-steps 0)"
+            )
+        if not wrapper.entry_point.startswith(OWN_WRAPPERS):
+            _require_trust(f"the wrapper {wrapper.name}", wrapper.entry_point, trust)
+    return known
+
+
+def _import(module: str, what: str) -> None:
+    """Import a module that the user names. Whatever it raises becomes a message."""
+    try:
+        import_from_here(module)
+    except Exception as error:
+        raise DataError(
+            f"{what}: the module {module} cannot be imported: {type(error).__name__}: {error}. Run from its folder, or "
+            "install it"
+        ) from error
+
+
 def _unknown(env_id: str) -> str:
-    name = env_id.rpartition(":")[2].partition("-v")[0]
+    module, _, name = env_id.rpartition(":")
+    if module:
+        return f"the module {module} does not register an environment {name}"
+    name = name.partition("-v")[0]
     alike = sorted(each for each in gymnasium.registry if each.partition("-v")[0].lower() == name.lower())
     hint = f"there are {', '.join(alike)}" if alike else "name its module as well: --env-id my_module:MyEnv-v0"
     return f"the environment {env_id} is not registered: {hint}"

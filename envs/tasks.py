@@ -145,7 +145,8 @@ class Task:
 
     def run_task(self) -> RunTask:
         """The task as reports need it, without data."""
-        plain = self.specification is None or not self.specification.differences
+        own = self.specification
+        is_plain = own is None or not (own.differences or own.entry_point)
         return RunTask(
             env_id=self.env_id,
             tier=self.tier,
@@ -155,7 +156,7 @@ class Task:
             targets=self.environment.targets,
             reference=self.environment.reference,
             reference_source=self.environment.reference_source,
-            specification=None if plain else self.specification,
+            specification=None if is_plain else own,
         )
 
 

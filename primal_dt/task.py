@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-__all__ = ["Reference", "RunTask", "Specification", "Wrapper"]
+__all__ = ["NO_LIMIT", "Reference", "RunTask", "Specification", "Wrapper"]
+
+NO_LIMIT = -1
+"""The episode limit of an environment that has none, as gymnasium writes it."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,23 @@ class Specification:
     arguments: str = "{}"
     """The arguments of the environment, as JSON with sorted keys."""
     max_episode_steps: int | None = None
-    """The episode limit; None for that of the registry."""
+    """The episode limit; None for that of the registry, and ``NO_LIMIT`` for none."""
     wrappers: tuple[Wrapper, ...] = ()
     """The wrappers, from inside to outside."""
     entry_point: str | None = field(default=None, compare=False)
     """The class that the data names for an id that is not in the registry, as ``module:name``."""
+    replaces: bool = False
+    """Whether the data names another class for this id than the registry."""
 
     @property
     def differences(self) -> list[str]:
         """What differs from the plain environment of this id."""
         words = [f"{name} = {value!r}" for name, value in json.loads(self.arguments).items()]
-        words += [f"at most {self.max_episode_steps} steps"] if self.max_episode_steps is not None else []
+        if self.max_episode_steps is not None:
+            has_none = self.max_episode_steps == NO_LIMIT
+            words.append("no episode limit" if has_none else f"at most {self.max_episode_steps} steps")
+        if self.replaces:
+            words.append(f"by {self.entry_point}")
         return words + [str(wrapper) for wrapper in self.wrappers]
 
     @property
@@ -65,10 +74,15 @@ class Specification:
         """JSON values that are equal for equal specifications, for digests."""
         return {
             item.name: value for item, value in zip(fields(self), asdict(self).values(), strict=True) if item.compare
-        }
+        } | {"env_id": self.bare_id}
 
     def __str__(self) -> str:
-        return f"{self.env_id} ({', '.join(self.differences)})" if self.differences else self.env_id
+        return f"{self.bare_id} ({', '.join(self.differences)})" if self.differences else self.bare_id
+
+    @property
+    def bare_id(self) -> str:
+        """The id without the module that registers it."""
+        return self.env_id.rpartition(":")[2]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -108,7 +122,7 @@ class RunTask:
     @property
     def environment_text(self) -> str:
         """The environment for readers: its id, and what differs from the plain environment."""
-        return self.env_id if self.specification is None else str(self.specification)
+        return str(self.specification or Specification(self.env_id))
 
     @property
     def headline(self) -> float | None:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ import train
 from envs.tasks import task_of
 from primal_dt.task import Specification
 from tests.conftest import ON_ONE_CORE, SMALL, run_program
-from tests.envs.datasets.test_environments import RESCALED, recorded
+from tests.envs.datasets.test_environments import RESCALED, forget, recorded
 from tests.envs.files import d4rl_arrays, write_d4rl
 
 ROOT = Path(__file__).parent.parent
@@ -71,15 +70,22 @@ def test_an_environment_of_ones_own(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert group["results"][0]["success_rate"] == 1.0
     assert "--reference" in Path("report/report.md").read_text()
     # A checkpoint names the module, which is not the user's word.
-    for env in ("Odd-v0", "Shifting-v0", "Endless-v0"):
-        monkeypatch.delitem(gymnasium.registry, env)
-    monkeypatch.delitem(sys.modules, "tests.envs.odd")
+    forget(monkeypatch)
     capsys.readouterr()
     runs = [*Path("runs").iterdir(), "--episodes", "2", "--out", "report"]
     assert run_program(evaluate, monkeypatch, *runs) == 1
     assert f"{OWN} would import tests.envs.odd" in capsys.readouterr().err
     assert "tests.envs.odd" not in sys.modules
     assert run_program(evaluate, monkeypatch, *runs, "--trust-env") == 0
+
+
+def test_a_run_on_minari_data_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = recorded(task_of(OWN, trusted=True))
+    flags = ["--dataset", name, "--env-id", OWN, *SMALL, *ON_ONE_CORE, "--name", "one"]
+    assert run_program(train, monkeypatch, *flags, "--save-every-steps", "10") == 0
+    Path("runs/one/checkpoints/step-000000020.pt").unlink()
+    assert run_program(train, monkeypatch, "--resume", "runs/one", "--trust-env") == 0
+    assert Path("runs/one/checkpoints/step-000000020.pt").exists()
 
 
 def test_a_log_without_an_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

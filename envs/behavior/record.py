@@ -38,7 +38,7 @@ def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpiso
     """
     random = np.random.default_rng([seed, POLICY_STREAM])
     observation, _ = env.reset(seed=seed)
-    observations, actions, rewards = [observation], [], []
+    observations, actions, rewards = [copy.deepcopy(observation)], [], []
     terminated = truncated = False
     while not (terminated or truncated):
         # Copy both: a policy may modify its observation in place, and may return the same array every time.
@@ -46,7 +46,7 @@ def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpiso
         if not env.action_space.contains(action):
             raise DataError(f"the policy's action {action} is not in the environment's action space {env.action_space}")
         observation, reward, terminated, truncated, _ = env.step(action)
-        observations.append(observation)
+        observations.append(copy.deepcopy(observation))  # the environment may change its array in place
         actions.append(action)
         rewards.append(reward)
     return RecordedEpisode(
@@ -60,8 +60,17 @@ def run_episode(env: Env, policy: BehaviorPolicy, *, seed: int) -> RecordedEpiso
 
 
 def _as_action(space: Space, action: Any) -> Any:
-    """A copy of a policy's action in the type of the space."""
-    return np.asarray(action).item() if isinstance(space, spaces.Discrete) else np.array(action, space.dtype)
+    """A copy of a policy's action in the type of the space.
+
+    Raises:
+        DataError: if it cannot be converted.
+    """
+    try:
+        if isinstance(space, spaces.Discrete):
+            return np.asarray(action).item()
+        return np.array(np.rint(action) if np.issubdtype(space.dtype, np.integer) else action, space.dtype)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"the policy's action {action!r} is not in the action space {space}: {error}") from error
 
 
 def stacked(observations: Sequence[Any]) -> Any:

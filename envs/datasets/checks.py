@@ -3,7 +3,7 @@
 Axes: T transitions of one episode, S state, A action.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from envs.errors import DataError
-from envs.spaces import ActionBounds
+from envs.spaces import ActionBounds, unit_box
 from envs.tasks import Spaces
 from primal_dt.data.trajectories import Trajectory, returns_to_go
 from primal_dt.task import Reference, Specification
 
-__all__ = ["ActionCheck", "EpisodeSource", "checked_trajectory", "flags", "number_array", "open_hdf5"]
+__all__ = ["ActionCheck", "EpisodeSource", "checked_trajectory", "flags", "guess_bounds", "number_array", "open_hdf5"]
 
 
 class EpisodeSource(Protocol):
@@ -109,6 +109,24 @@ class ActionCheck:
                 f"{self.outside:,} of {self.seen:,} actions are out of bounds by up to {self.farthest:g}, the first at "
                 f"{self.first}: the environment takes {self.bounds}. To clip them, pass --clip-actions"
             )
+
+
+def guess_bounds(blocks: Iterable[NDArray[Any]]) -> ActionBounds:
+    """Bounds of stored actions, blocks of (T, A), for data without a description or an environment.
+
+    Integers are choices from 0 to the largest. Numbers within [-1, 1] have these bounds, others have none.
+    """
+    largest: NDArray[np.float64] = np.zeros(0)
+    are_choices = True
+    for block in blocks:
+        own = np.abs(block.astype(np.float64)).max(0, initial=0)
+        largest = np.maximum(largest, own) if len(largest) else own
+        are_choices &= block.dtype.kind in "iub" and not (block < 0).any()
+    if are_choices:
+        return ActionBounds(categories=tuple(int(n) + 1 for n in largest), start=(0,) * len(largest))
+    if largest.max() <= 1:
+        return unit_box(len(largest))
+    return ActionBounds(low=(-np.inf,) * len(largest), high=(np.inf,) * len(largest))
 
 
 def checked_trajectory(

@@ -18,9 +18,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.datasets.checks import ActionCheck, checked_trajectory, flags, number_array, open_hdf5
+from envs.datasets.checks import ActionCheck, checked_trajectory, flags, guess_bounds, number_array, open_hdf5
 from envs.errors import DataError
-from envs.spaces import ActionBounds, unit_box
+from envs.spaces import ActionBounds
 from envs.tasks import Spaces
 from primal_dt.data.trajectories import Trajectory
 from primal_dt.task import Reference, Specification
@@ -67,14 +67,9 @@ class D4rlFile:
         return None
 
     def guess_actions(self) -> ActionBounds:
-        """Integers are choices from 0 to the largest. Numbers within [-1, 1] have these bounds, others have none."""
+        """Bounds of the actions that are stored, see :func:`guess_bounds`."""
         with open_hdf5(self.path) as file:
-            actions = file["actions"][:].reshape(-1, self.widths[1])
-        if actions.dtype.kind in "iub":
-            return ActionBounds(categories=tuple(map(int, actions.max(0) + 1)), start=(0,) * self.widths[1])
-        if np.abs(actions).max() <= 1:
-            return unit_box(self.widths[1])
-        return ActionBounds(low=(-np.inf,) * self.widths[1], high=(np.inf,) * self.widths[1])
+            return guess_bounds([file["actions"][:].reshape(-1, self.widths[1])])
 
     def episodes(self, check: ActionCheck) -> Iterator[Trajectory]:
         """Read the episodes, with a few thousand rows in memory at a time.

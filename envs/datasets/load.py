@@ -7,7 +7,6 @@ PATH/file.hdf5, PATH/folder   a file in D4RL's layout, or a Minari data set
 A+B                           several data sets together
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,12 +22,18 @@ from envs.behavior.recipes import builtin_recipe
 from envs.datasets import cache
 from envs.datasets.checks import ActionCheck, EpisodeSource
 from envs.datasets.d4rl import D4rlFile
-from envs.datasets.minari import MinariData
+from envs.datasets.minari import MINARI_FILE, MinariData
 from envs.datasets.names import DatasetName, parse_name
 from envs.datasets.sources import find_here, find_source
 from envs.datasets.suites import name_of_file
 from envs.errors import DataError
-from envs.specifications import plain_where_equal, registered, same_environment
+from envs.specifications import (
+    check_makeable,
+    import_from_here,
+    plain_where_equal,
+    registered,
+    same_environment,
+)
 from envs.tasks import Environment, Spaces, Task, environment_of, task_of
 from primal_dt.config import Config, ModelConfig
 from primal_dt.data.names import split_names
@@ -36,7 +41,7 @@ from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.store import Store, StoreError, open_store, write_store
 from primal_dt.data.trajectories import Trajectories, Trajectory
 from primal_dt.model.transformer import ModelShape
-from primal_dt.task import Reference, RunTask, Specification
+from primal_dt.task import NO_LIMIT, Reference, RunTask, Specification
 from primal_dt.training.run_folder import RunRecord
 
 __all__ = ["DataOptions", "Dataset", "Part", "load_dataset", "reload_dataset"]
@@ -129,14 +134,15 @@ class Dataset:
 
     @cached_property
     def episode_limit(self) -> int:
-        """The maximum number of steps per episode; without an environment, the length of the longest."""
+        """The maximum number of steps per episode; without an environment, at least the length of the longest."""
         specification = self.task.specification
         if specification is None:
-            return int(self.trajectories.lengths.max())
+            return max(DEFAULT_LIMIT, int(self.trajectories.lengths.max()))
         known = None
         with suppress(DataError):  # training needs no environment
             known = registered(specification.env_id, trust=self.task.trusted)
-        return specification.max_episode_steps or (known and known.max_episode_steps) or DEFAULT_LIMIT
+        own = specification.max_episode_steps or (known.max_episode_steps if known else None)
+        return DEFAULT_LIMIT if own is None or own == NO_LIMIT else own
 
     @property
     def is_terminated(self) -> NDArray[np.bool_]:
@@ -159,13 +165,21 @@ class Dataset:
         return replace(
             task,
             dataset=self.name,
-            data_env_ids=tuple(sorted({part.env_id for part in self.parts})),
+            data_env_ids=tuple(sorted({part.env_id for part in self.parts if part.env_id})),
             fingerprint=self.store.fingerprint,
-            notes=tuple(dict.fromkeys(note for part in self.parts for note in part.notes)),
+            notes=tuple(dict.fromkeys((*(note for part in self.parts for note in part.notes), *self._notes()))),
             targets=tuple(dict.fromkeys((own[0], *(targets or own)))),
             target_source=task.target_source if known else "the data: its largest return, and half of it",
             data_returns=tuple(float(f"{value:.7g}") for value in np.percentile(self.trajectories.returns, range(101))),
         )
+
+    def _notes(self) -> Iterator[str]:
+        longer = int((self.trajectories.lengths > self.episode_limit).sum())
+        if longer and self.task.specification is not None:
+            yield (
+                f"{longer:,} episodes of the data are longer than the environment's limit of {self.episode_limit} "
+                "steps, so their returns may be out of reach"
+            )
 
     def model_shape(self, model: ModelConfig) -> ModelShape:
         """The shape of a model for this data."""
@@ -174,7 +188,8 @@ class Dataset:
         unbounded = np.isinf(low) | np.isinf(high)
         if unbounded.any():  # scaled by the data instead
             stored = self.trajectories.actions[:, unbounded].astype(np.float64)
-            low[unbounded], high[unbounded] = stored.mean(0) - stored.std(0), stored.mean(0) + stored.std(0)
+            spread = np.where(stored.std(0) > 0, stored.std(0), 1.0)
+            low[unbounded], high[unbounded] = stored.mean(0) - spread, stored.mean(0) + spread
         return ModelShape(
             state_width=self.task.environment.state_width,
             action_low=tuple(low.tolist()),
@@ -216,12 +231,12 @@ def load_dataset(name: str, options: DataOptions = DataOptions()) -> Dataset:  #
 def _load(name: str, names: Sequence[str], options: DataOptions) -> Dataset:
     """Load the data set with this name from its parts."""
     if options.env_id is not None and ":" in options.env_id:
-        registered(options.env_id, trust=options.trust_env_id)
+        registered(options.env_id, trust=options.trust_env_id)  # so that the registry has it
     # Check what is known already, so that a mistake is reported before anything is downloaded or recorded.
     here = {part: find_here(part) for part in names}
     early = [(part, _task(part, source, options)) for part, source in here.items() if source or _is_described(part)]
     _common_task(early, options)
-    sources = [here[part] or find_source(part) for part in names]
+    sources = [here[part] or find_source(part, partial(_check_early, options=options)) for part in names]
     tasks = [_task(part, source, options) for part, source in zip(names, sources, strict=True)]
     task = _common_task(list(zip(names, tasks, strict=True)), options)
     assert task is not None
@@ -233,7 +248,8 @@ def _load(name: str, names: Sequence[str], options: DataOptions) -> Dataset:
         stores.append(store)
         cut_off = int((~store.is_complete).sum())
         notes = _notes(part, source, own, task, clipped)
-        text = "" if own.specification is None else str(own.specification)
+        recorded_in = _recorded_in(source, own)
+        text = "" if recorded_in is None else str(recorded_in)
         parts.append(Part(part, source.path, text, cut_off, _about(source), notes))
     return Dataset(name, task, stores[0] if len(stores) == 1 else _joined(stores), tuple(parts))
 
@@ -249,9 +265,10 @@ def reload_dataset(record: RunRecord, *, trust: bool = False) -> Dataset:
         DataError: if the data set is unavailable, or has changed since the run.
     """
     config = record.config
-    names = [
-        part.name if parse_name(part.name) or not os.path.exists(part.path) else part.path for part in record.parts
-    ]
+    names = []
+    for part in record.parts:
+        path = Path(part.path).parent if Path(part.path).name == MINARI_FILE else Path(part.path)
+        names.append(part.name if parse_name(part.name) or not path.exists() else str(path))
     dataset = _load(config.dataset, names, replace(DataOptions.of(config), trust_env=trust, trust_env_id=trust))
     if dataset.store.fingerprint != record.task.fingerprint:
         raise DataError(f"the data set {config.dataset!r} has changed since the run was trained on it")
@@ -262,7 +279,7 @@ def _task(name: str, source: EpisodeSource | None, options: DataOptions) -> Task
     """The task of one part of a data set."""
     known = _known(name, source)
     named = (source and source.specification) or (known and known.specification)
-    own = _plain(named) if named else options.specification
+    own = _plain(named, trust=options.trust_env) if named else options.specification
     trusted = options.trust_env
     if own is not None and options.specification is not None and same_environment(own, options.specification):
         own, trusted = options.specification, options.trust_env_id
@@ -289,7 +306,13 @@ def _task(name: str, source: EpisodeSource | None, options: DataOptions) -> Task
             f"{source.path} has observations of width {source.widths[0]} and actions of width {source.widths[1]}, "
             f"but {own} has {widths[0]} and {widths[1]}"
         )
-    return Task(_with_reference(environment, source, known, options), own, tier, trusted)
+    return Task(_with_reference(environment, source, known, own, options), own, tier, trusted)
+
+
+def _check_early(specification: Specification, options: DataOptions) -> None:
+    """Check before a download that policies will be able to act."""
+    if options.needs_environment and options.env_id is None:
+        check_makeable(plain_where_equal(specification), trust=options.trust_env)
 
 
 def _is_described(name: str) -> bool:
@@ -307,10 +330,13 @@ def _known(name: str, source: EpisodeSource | None) -> DatasetName | None:
     return known
 
 
-def _plain(specification: Specification) -> Specification:
+def _plain(specification: Specification, *, trust: bool = False) -> Specification:
     """A specification without what equals the registry's entry."""
     with suppress(DataError):  # it is reported if the environment is created
-        registered(specification.env_id)  # imports gymnasium-robotics if the environment is from there
+        known = registered(specification.env_id, trust=trust)  # imports gymnasium-robotics if it is from there
+        if known is None and trust and specification.entry_point is not None:
+            with suppress(Exception):
+                import_from_here(specification.entry_point.partition(":")[0])
     return plain_where_equal(specification)
 
 
@@ -332,10 +358,14 @@ def _environment(
 
 
 def _with_reference(
-    environment: Environment, source: EpisodeSource, known: DatasetName | None, options: DataOptions
+    environment: Environment,
+    source: EpisodeSource,
+    known: DatasetName | None,
+    specification: Specification | None,
+    options: DataOptions,
 ) -> Environment:
     """The environment with the reference returns of the user, the table or the metadata, in this order."""
-    if known is not None and known.known is not None:
+    if known is not None and known.known is not None and specification == known.specification:
         environment = replace(environment, reference=environment.reference or known.known.reference)
     if environment.reference is None and source.reference is not None:
         environment = replace(environment, reference=source.reference, reference_source="the data's metadata")
@@ -388,9 +418,18 @@ def _with_users_reference(environment: Environment, options: DataOptions) -> Env
     return replace(environment, reference=Reference(*options.reference), reference_source="--reference")
 
 
+def _recorded_in(source: EpisodeSource, own: Task) -> Specification | None:
+    """The environment that a part was recorded in, which may differ from the one that its metadata evaluates in."""
+    if isinstance(source, MinariData) and source.recorded_in is not None and source.specification is not None:
+        recorded_in = _plain(source.recorded_in)
+        if not same_environment(recorded_in, source.specification):
+            return recorded_in
+    return own.specification
+
+
 def _reading(task: Task, options: DataOptions) -> str:
     """All that the stored numbers depend on, apart from the files."""
-    return f"{task.environment.actions} {'clipped' if options.clip_actions else ''}"
+    return f"{task.environment.actions!r} {'clipped' if options.clip_actions else ''}"
 
 
 def _open_or_write_store(
@@ -423,10 +462,9 @@ def _notes(name: str, source: EpisodeSource, own: Task, task: Task, clipped: str
         notes.append(f"{name} was recorded in {own.specification} but is used for {task.specification}")
     if clipped:
         notes.append(f"{name}: actions out of bounds are clipped: {clipped}")
-    if isinstance(source, MinariData) and source.recorded_in is not None and source.specification is not None:
-        recorded_in = _plain(source.recorded_in)
-        if not same_environment(recorded_in, source.specification):
-            notes.append(f"{name} was recorded in {recorded_in}; its metadata names {own.specification} to evaluate in")
+    recorded_in = _recorded_in(source, own)
+    if recorded_in != own.specification:
+        notes.append(f"{name} was recorded in {recorded_in}; its metadata names {own.specification} to evaluate in")
     if source.reference not in (None, task.environment.reference):
         notes.append(
             f"{name}: the reference returns of its metadata ({source.reference}) are not used, but those of "

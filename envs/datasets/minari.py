@@ -28,7 +28,7 @@ from filelock import FileLock
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.datasets.checks import ActionCheck, checked_trajectory, flags, number_array, open_hdf5
+from envs.datasets.checks import ActionCheck, checked_trajectory, flags, guess_bounds, number_array, open_hdf5
 from envs.errors import DataError
 from envs.spaces import ActionBounds, Space, action_bounds, flat_width, flatten_rows, parse_space
 from envs.specifications import parse_specification
@@ -37,6 +37,7 @@ from primal_dt.data.trajectories import Trajectory
 from primal_dt.task import Reference, Specification
 
 __all__ = [
+    "MINARI_FILE",
     "MinariData",
     "RecordedEpisode",
     "check_metadata",
@@ -50,6 +51,7 @@ __all__ = [
     "write_minari",
 ]
 
+MINARI_FILE = "main_data.hdf5"
 KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 EPISODES_PER_OPEN = 50
 """Episodes read before the file is reopened. HDF5 caches what it reads of an open file, about 60 kB per episode."""
@@ -99,8 +101,11 @@ class MinariData:
         return Reference(float(low), float(high))
 
     def guess_actions(self) -> ActionBounds:
-        """No bounds."""
-        return ActionBounds(low=(-math.inf,) * self.widths[1], high=(math.inf,) * self.widths[1])
+        """Bounds of the actions that are stored, see :func:`guess_bounds`."""
+        with open_hdf5(self.path) as file:
+            numbers = range(self.num_episodes)
+            stored = (_episode_arrays(file, i, self.observation_space, str(self.path))["actions"] for i in numbers)
+            return guess_bounds(stored)
 
     def episodes(self, check: ActionCheck) -> Iterator[Trajectory]:
         """Read the episodes, one in memory at a time, without the observation after the last action.
@@ -211,7 +216,7 @@ def open_minari(folder: Path) -> MinariData:
         raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{data / 'metadata.json'} cannot be read: {error!r}") from error
-    where, path = str(data / "metadata.json"), data / "main_data.hdf5"
+    where, path = str(data / "metadata.json"), data / MINARI_FILE
     check_metadata(metadata, str(data))
     specs = [
         None if metadata.get(key) is None else parse_specification(metadata[key], where)

@@ -6,6 +6,7 @@ import re
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from envs.datasets.minari import (
 )
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, DatasetName, builtin_name, parse_name
 from envs.errors import DataError
+from envs.specifications import parse_specification
 from envs.tasks import ENVIRONMENTS
 from primal_dt.data.names import split_names
+from primal_dt.task import Specification
 
 __all__ = ["d4rl_path", "d4rl_url", "find_here", "find_source", "must_download", "stand_in"]
 
@@ -53,8 +56,10 @@ def find_here(name: str) -> EpisodeSource | None:
     return open_minari(minari_folder(name)) if is_here(name) else None
 
 
-def find_source(name: str) -> EpisodeSource:
+def find_source(name: str, check: Callable[[Specification], None] = lambda specification: None) -> EpisodeSource:
     """Open a data set by name or path; download or record it if it is not available locally.
+
+    ``check`` is called with the environment of a Minari data set before its download, and may raise.
 
     Raises:
         DataError: if the data set is unavailable.
@@ -67,7 +72,7 @@ def find_source(name: str) -> EpisodeSource:
     with dataset_lock(name):  # another process may create it while this one waits
         if not is_here(name):
             if known is None or known.source == "minari":
-                _download_minari(name, known)
+                _download_minari(name, known, check)
             else:
                 from envs.behavior.record import record  # imports the environments, which reading does not need
 
@@ -121,7 +126,7 @@ def remote_metadata(name: str) -> dict[str, Any]:
     return get_cloud_storage().get_dataset_metadata(name)
 
 
-def _download_minari(name: str, known: DatasetName | None) -> None:
+def _download_minari(name: str, known: DatasetName | None, check: Callable[[Specification], None]) -> None:
     import minari
     from huggingface_hub import constants
     from minari.storage.remotes import DEFAULT_REMOTE
@@ -132,7 +137,10 @@ def _download_minari(name: str, known: DatasetName | None) -> None:
         if remote.startswith("hf:") and not urllib.request.getproxies():
             # Without a network, the Hugging Face client would retry for half a minute, with a warning each time.
             socket.getaddrinfo(host, None)
-        check_metadata(remote_metadata(name), name)
+        metadata = remote_metadata(name)
+        check_metadata(metadata, name)
+        if (spec := metadata.get("eval_env_spec") or metadata.get("env_spec")) is not None:
+            check(parse_specification(spec, name))
         with staged(name) as staging, datasets_path(staging):
             minari.download_dataset(name)
     except DataError:

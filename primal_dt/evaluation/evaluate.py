@@ -14,7 +14,7 @@ from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.rollout import Environment, Episode, Policy, RolloutError, rollout
 from primal_dt.evaluation.trained_run import TrainedRun
 from primal_dt.policy.inference import INFERENCE_VERSION, InferenceMode
-from primal_dt.task import RunTask
+from primal_dt.task import RunTask, Specification
 
 __all__ = ["Arena", "EpisodePlan", "evaluate_episodes", "evaluate_policy", "evaluate_run", "target_seed_pairs"]
 
@@ -181,9 +181,9 @@ def _depends_on(run: TrainedRun, plan: EpisodePlan, *, mode: InferenceMode, devi
     """The key of the cache: all that an episode depends on, apart from its target and seed."""
     specification = run.task.specification
     return {
-        **({} if specification is None else {"specification": specification.identity}),
+        **({"specification": specification.identity} if specification and specification.differences else {}),
         "checkpoint": run.digest,
-        "env_id": run.task.env_id,
+        "env_id": Specification(run.task.env_id).bare_id,
         "mode": mode,
         "device": device.type,
         # Except on a CPU, all environments share one forward pass, whose rounding depends on their number.

@@ -12,7 +12,7 @@ from primal_dt.evaluation.episode_cache import file_digest
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.policy.inference import InferenceMode, require_mode
-from primal_dt.task import RunTask
+from primal_dt.task import RunTask, Specification
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from primal_dt.training.metrics_log import curve_of, read_metrics
 from primal_dt.training.scalars import headline_name
@@ -79,8 +79,7 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
     Args:
         path: a run folder or a checkpoint file.
         mode: the inference mode, which is checked against the model.
-        env_id: the environment to evaluate in, with the arguments, limit and wrappers of the one that the run was
-            trained for. If None: that one.
+        env_id: the environment to evaluate in, the plain one of this id. If None: the one that the run was trained for.
 
     Raises:
         CheckpointError: if there is no readable checkpoint, or the last one is damaged.
@@ -135,8 +134,8 @@ def describe_run(
 def _configuration(config: Mapping[str, Any], trained_for: RunTask) -> str:
     """A digest that is equal for runs that differ only in their seed."""
     content: dict[str, Any] = {part: without_earlier_values(config[part]) for part in ("model", "optimizer")}
-    content |= {"fingerprint": trained_for.fingerprint, "env_id": trained_for.env_id}
-    if trained_for.specification is not None:
+    content |= {"fingerprint": trained_for.fingerprint, "env_id": Specification(trained_for.env_id).bare_id}
+    if trained_for.specification is not None and trained_for.specification.differences:
         content["specification"] = trained_for.specification.identity
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -176,11 +176,11 @@ class Job:
     def training_command(self, script: Path) -> list[str]:
         """Return the command that starts the training, or resumes it if it was started."""
         started = (self.folder / "config.json").exists()
-        flags = ["--resume", str(self.folder), *self._trust] if started else flags_of(self.config, self.preset)
+        flags = ["--resume", str(self.folder), *self.trust] if started else flags_of(self.config, self.preset)
         return [sys.executable, str(script), *flags]
 
     @property
-    def _trust(self) -> list[str]:
+    def trust(self) -> list[str]:
         """The flag that lets programs import the module of the environment, if the user named or trusted it."""
         return ["--trust-env"] if self.config.trust_env or ":" in (self.config.env_id or "") else []
 
@@ -190,7 +190,7 @@ class Job:
         The evaluation runs on the CPU, even after training on a GPU: on a CPU an episode does not depend on how many
         others run at the same time. It uses one process, with the job's number of threads.
         """
-        flags = ["--device", "cpu", "--workers", "0", "--out", str(self.folder / "report"), "--json", *self._trust]
+        flags = ["--device", "cpu", "--workers", "0", "--out", str(self.folder / "report"), "--json", *self.trust]
         return [sys.executable, str(script), str(self.folder), "--episodes", str(self.episodes), *flags]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:

@@ -57,6 +57,25 @@ def shifting(**_: Any) -> Odd:
     return Odd(observations=current[0], actions=current[1])
 
 
+class Growing(Odd):
+    """Changes its observation in place, in a Box of integers; it takes actions that are integers or one-sided."""
+
+    def __init__(self, actions: spaces.Space[Any] | None = None, render_mode: str | None = None) -> None:
+        super().__init__(spaces.Box(0, 99, (2,), np.int64), actions or spaces.Box(0, 3, (1,), np.int64))
+        self.state = np.zeros(2, np.int64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.state[:] = 0
+        return self.state, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        self.state += 1
+        return self.state, *result[1:]
+
+
+gymnasium.register("Growing-v0", "tests.envs.odd:Growing", max_episode_steps=6)
 gymnasium.register("Odd-v0", "tests.envs.odd:Odd", max_episode_steps=10)
 gymnasium.register("Shifting-v0", "tests.envs.odd:shifting", max_episode_steps=10)
 gymnasium.register("Endless-v0", "tests.envs.odd:Odd")

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections import OrderedDict
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from envs.datasets.load import DataOptions, Dataset, load_dataset
 from envs.datasets.minari import open_minari, write_minari
 from envs.errors import DataError
 from envs.make import make_environment, make_raw
+from envs.spaces import flat_width, to_action
 from envs.tasks import Task, task_of
 from primal_dt.config import ModelConfig
 from primal_dt.task import Reference, Specification, Wrapper
@@ -26,6 +29,7 @@ from tests.envs.odd import KITCHEN
 from tests.envs.test_spaces import ACTIONS, NESTED
 
 NAME = "test/odd-v0"
+REFERENCE = Reference(-20.272305, 3234.3)
 RESCALED = Wrapper(
     "RescaleAction", "gymnasium.wrappers.transform_action:RescaleAction", '{"max_action": 0.5, "min_action": -0.5}'
 )
@@ -44,6 +48,13 @@ def recorded(task: Task, name: str = NAME, *, episodes: int = 2, replace: bool =
 
 def odd_task(env_id: str = "tests.envs.odd:Odd-v0") -> Task:
     return task_of(env_id, trusted=True)
+
+
+def forget(patch: pytest.MonkeyPatch) -> None:
+    """As if the module of the tests' environments had not been imported."""
+    patch.delitem(sys.modules, "tests.envs.odd")
+    for name in ("Odd-v0", "Shifting-v0", "Endless-v0", "Growing-v0"):
+        patch.delitem(gymnasium.registry, name)
 
 
 def load(name: str = NAME, **options: Any) -> Dataset:
@@ -143,12 +154,11 @@ def test_references_that_cannot_be_used_are_refused() -> None:
 def test_a_module_that_only_the_data_names_needs_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set can be read and trained on, but its environment is not created."""
     name = recorded(odd_task())
-    monkeypatch.delitem(gymnasium.registry, "Odd-v0")
-    monkeypatch.delitem(sys.modules, "tests.envs.odd")
+    forget(monkeypatch)
     dataset = load(name, needs_environment=False)
     assert "tests.envs.odd" not in sys.modules
     assert dataset.task.environment.actions.categories == (3,)
-    with pytest.raises(DataError, match=r"Odd-v0 would import tests\.envs\.odd:Odd, .* --trust-env"):
+    with pytest.raises(DataError, match=r"Odd-v0 .*would import tests\.envs\.odd:Odd, .* --trust-env"):
         make_environment(load(name).task)
     assert "tests.envs.odd" not in sys.modules
     assert make_environment(load(name, trust_env=True).task).spec is not None
@@ -157,7 +167,10 @@ def test_a_module_that_only_the_data_names_needs_trust(monkeypatch: pytest.Monke
 def test_the_users_own_word_is_trusted() -> None:
     dataset = load(recorded(odd_task()), env_id="tests.envs.odd:Odd-v0")
     assert (dataset.task.env_id, dataset.task.trusted) == ("tests.envs.odd:Odd-v0", True)
-    assert dataset.run_task().data_env_ids == ("tests.envs.odd:Odd-v0",)  # not marked as another environment
+    task = dataset.run_task()
+    assert task.data_env_ids == (task.environment_text,) == ("Odd-v0",)  # not marked as another environment
+    trusted = load(trust_env=True).run_task()
+    assert (trusted.environment_text, str(trusted.specification)) == ("Odd-v0", "Odd-v0")  # the same environment
     assert dataset.episode_limit == 10
 
 
@@ -255,3 +268,106 @@ def test_an_environment_whose_spaces_are_not_the_datas_is_refused() -> None:
     message = r"Pendulum-v1 has 3 .* 1 numbers in \[-2, 2\]; but 3 and 1 numbers in \[-3, 3\] are expected"
     with pytest.raises(DataError, match=message):
         make_environment(dataset.task)
+
+
+def test_a_dictionary_keeps_its_own_order() -> None:
+    """An OrderedDict is not sorted by gymnasium, and its metadata has its order."""
+    parts: OrderedDict[str, spaces.Space[Any]] = OrderedDict(zeta=spaces.Box(-1, 0, (1,)), alpha=spaces.Box(1, 2, (2,)))
+    odd.current[:] = [spaces.Dict(parts), spaces.Discrete(2)]
+    dataset = load(recorded(task_of("Shifting-v0")))
+    seen = make_environment(dataset.task).reset(seed=0)[0]
+    np.testing.assert_allclose(seen, dataset.trajectories.observations[0], rtol=1e-6)
+    assert seen[0] <= 0 < seen[1]
+
+
+def edited_spec(env_id: str, **changes: Any) -> str:
+    """The specification of an environment in gymnasium's JSON form, with other entries."""
+    spec = gymnasium.make(env_id).spec
+    assert spec is not None
+    return json.dumps(json.loads(spec.to_json()) | changes)
+
+
+def test_another_class_for_a_known_id_is_not_the_known_environment() -> None:
+    changed = edited_spec("Hopper-v5", entry_point="heavy:Hopper")
+    name = recorded(task_of("Hopper-v5"), env_spec=changed, eval_env_spec=None)
+    dataset = load(name)
+    assert (str(dataset.task.specification), dataset.run_task().reference) == ("Hopper-v5 (by heavy:Hopper)", REFERENCE)
+    with pytest.raises(DataError, match=r"Hopper-v5 \(by heavy:Hopper\) would import heavy:Hopper"):
+        make_environment(dataset.task)
+
+
+def test_no_episode_limit_is_not_the_registrys() -> None:
+    unlimited = edited_spec("CartPole-v1", max_episode_steps=None)
+    dataset = load(recorded(task_of("CartPole-v1"), env_spec=unlimited, eval_env_spec=None))
+    assert (str(dataset.task.specification), dataset.episode_limit) == ("CartPole-v1 (no episode limit)", 1000)
+    env = make_environment(dataset.task)
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 1000
+
+
+def test_wrappers_that_only_watch_are_left_out_and_statistics_refused() -> None:
+    watch = {"name": "RecordEpisodeStatistics", "entry_point": "gymnasium.wrappers.common:RecordEpisodeStatistics"}
+    watched = edited_spec("CartPole-v1", additional_wrappers=[{**watch, "kwargs": {}}])
+    assert str(load(recorded(task_of("CartPole-v1"), eval_env_spec=watched)).task.specification) == "CartPole-v1"
+    running = {
+        "name": "NormalizeObservation",
+        "entry_point": "gymnasium.wrappers.stateful_observation:NormalizeObservation",
+    }
+    normalized = edited_spec("CartPole-v1", additional_wrappers=[{**running, "kwargs": {}}])
+    dataset = load(recorded(task_of("CartPole-v1"), replace=True, eval_env_spec=normalized))
+    with pytest.raises(DataError, match=r"NormalizeObservation .* cannot be restored, because its running statistics"):
+        make_environment(dataset.task)
+
+
+def test_observations_that_change_in_place_are_copied() -> None:
+    """And integer actions reach their largest value, in recording and in acting."""
+    dataset = load(recorded(odd_task("tests.envs.odd:Growing-v0"), episodes=20))
+    data = dataset.trajectories
+    assert data.observations[: data.offsets[1], 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert set(np.unique(data.actions)) == {0, 1, 2, 3}
+    space = spaces.Box(0, 3, (1,), np.int64)
+    assert to_action(space, np.array([2.99])).tolist() == [3]
+
+
+def test_one_sided_bounds_are_respected() -> None:
+    space = spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, 1.0], np.float32))
+    assert to_action(space, np.array([-0.1, 7.0])).tolist() == [0, 1]
+    odd.current[:] = [spaces.Box(-1, 1, (1,)), space]
+    env = make_environment(task_of("Shifting-v0"))
+    env.reset(seed=0)
+    env.step(np.array([-5.0, 5.0]))  # it would refuse an action out of its space
+
+
+def test_a_store_is_not_taken_for_that_of_other_actions() -> None:
+    """Choices from 0 on and from 1 on are different entries of the same file."""
+    arrays = d4rl_arrays() | {"observations": np.zeros((8, 4)), "actions": np.array([1, 2, 1, 2, 1, 2, 1, 2])}
+    path = str(write_d4rl(Path("choices.hdf5"), arrays))
+    found = []
+    for start in (0, 1):
+        odd.current[:] = [spaces.Box(-1, 1, (4,)), spaces.Discrete(3, start=start)]
+        found.append(load(path, env_id="Shifting-v0").trajectories.actions[:2, 0].tolist())
+    assert found == [[1, 2], [0, 1]]
+
+
+def test_a_constant_column_without_bounds_can_be_trained_on() -> None:
+    actions = np.stack([np.linspace(-9, 9, 8), np.full(8, 5.0)], axis=1)
+    shape = load(str(write_d4rl(Path("log.hdf5"), d4rl_arrays() | {"actions": actions})), needs_environment=False)
+    assert all(map(np.less, *astuple(shape.model_shape(ModelConfig()))[1:3]))
+
+
+def test_references_of_a_name_are_for_the_plain_environment() -> None:
+    variant = Specification("Hopper-v5", '{"terminate_when_unhealthy": false}', 15)
+    for task, reference in ((task_of("Hopper-v5"), REFERENCE), (task_of(variant), None)):
+        name = recorded(task, "mujoco/hopper/medium-v0", replace=True, ref_min_score=None, ref_max_score=None)
+        assert load(name).run_task().reference == reference
+
+
+def test_episodes_longer_than_the_limit_are_told() -> None:
+    arrays = d4rl_arrays((12, 5)) | {"observations": np.zeros((17, 75)), "actions": np.zeros(17, np.int64) + 5}
+    dataset = load(str(write_d4rl(Path("long.hdf5"), arrays)), env_id="tests.envs.odd:Odd-v0")
+    assert "1 episodes of the data are longer than the environment's limit of 10 steps" in dataset.run_task().notes[0]
+
+
+def test_huge_one_hot_observations_are_refused() -> None:
+    with pytest.raises(DataError, match="observations have 200,000 entries; at most 20,000 are supported"):
+        flat_width(spaces.Discrete(200_000), "here")
