@@ -8,6 +8,7 @@ if __name__ == "__main__":  # imports take seconds; until then, Ctrl-C ends the 
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,11 +20,12 @@ from envs.datasets.load import DataOptions, load_dataset
 from envs.datasets.minari import check_name, minari_folder, open_minari
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, parse_name
 from envs.datasets.sources import d4rl_path
-from envs.datasets.suites import listing
+from envs.datasets.suites import listing, name_of_file
 from envs.errors import DataError
 from envs.tasks import ENVIRONMENTS, task_of
 from primal_dt.system.table import format_table
 from primal_dt.system.terminal import begin_program, explain
+from primal_dt.task import Specification
 
 RESERVED = ("primal/", "mujoco/", "d4rl/", "D4RL/")
 Name = Annotated[str, tyro.conf.Positional]
@@ -31,7 +33,7 @@ Name = Annotated[str, tyro.conf.Positional]
 
 def list_datasets() -> None:
     """List local data sets and all known names."""
-    rows = []
+    rows, problems = [], []
     folders = sorted(path.parent.parent for path in minari_folder().glob("**/data/metadata.json"))
     for folder in folders:
         name = folder.relative_to(minari_folder()).as_posix()
@@ -40,12 +42,14 @@ def list_datasets() -> None:
         try:
             data = open_minari(folder)
         except DataError as error:
-            rows.append([name, "", "", str(error)])
+            problems.append(f"{name} cannot be read: {error}")
             continue
         env_id = "?" if data.specification is None else data.specification.env_id
         rows.append([name, env_id, f"{data.num_episodes:,}", str(data.metadata.get("total_steps", "?"))])
     print(f"Local data sets in {minari_folder()}:\n")
     print(format_table(["name", "environment", "episodes", "steps"], rows) if rows else "  none yet")
+    for problem in problems:
+        print(textwrap.fill(problem, 80, subsequent_indent="  "))
     local = {row[0] for row in rows}
     local |= {name for name, known in KNOWN_NAMES.items() if known.source == "d4rl" and d4rl_path(known).exists()}
     print("\nBuilt in, recorded when first used, without a network:\n")
@@ -138,7 +142,8 @@ def record(
         name: Name of the data set to record, NAMESPACE/.../NAME-vN.
         policy: random, a built-in policy such as hopper/medium or hopper/expert, a D4RL file (its own policy), or
             your own as module:name.
-        env_id: Environment to act in, such as Hopper-v5, or module:Id for your own.
+        env_id: Environment to act in, such as Hopper-v5, or module:Id for your own. For the policy of a D4RL file, the
+            environment of its data if not given.
         steps: Minimum number of steps (for medium-expert: from each of its two policies). No episode is cut off.
         seed: Seed of the first episode. Each later episode adds 1.
         overwrite: Replace an existing data set of this name.
@@ -161,12 +166,21 @@ def record(
                 "or choose another name"
             )
         task, recipe = task_of(str(known.specification)), builtin_recipe(known, steps)
-    elif policy is None or env_id is None:
+    elif policy is None:
         raise DataError(f"{name} is not built in: pass --policy and --env-id")
     else:
-        task, recipe = task_of(env_id, trusted=True), [Ingredient(policy, steps)]
+        specification = env_id or _environment_of_file(policy)
+        if specification is None:
+            raise DataError(f"{name} is not built in: pass --env-id")
+        task, recipe = task_of(specification, trusted=True), [Ingredient(policy, steps)]
     folder = record_dataset(name, recipe, task=task, seed=seed, replace=overwrite)
     print(f"{name} is in {folder}")
+
+
+def _environment_of_file(policy: str) -> Specification | None:
+    """The environment of a D4RL file with a policy, if its name says what it is."""
+    known = name_of_file(Path(policy).name)
+    return None if known is None else KNOWN_NAMES[known.name].specification
 
 
 def show_cache(clear: bool = False, clear_downloads: bool = False) -> None:
