@@ -80,54 +80,61 @@ def main() -> int:
 def evaluate_runs(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
     """Open all runs first, so that mistakes are reported at once; then evaluate them in turn.
 
-    Returns the evaluations and the error messages: a run that fails does not stop the others.
+    Returns the evaluations and the error messages: whatever is wrong with one run does not stop the others.
     """
     device = choose_device(config.device)
-    opened, failures = open_runs(config)
-    runs = without_repeats(opened)
-    if config.video:
+    runs, failures = open_runs(config)
+    if config.video and runs:
         check_video(task_of_evaluation(runs[0], config))
     evaluations = []
     for number, run in enumerate(runs, 1):
-        task = task_of_evaluation(run, config)
         for mode in config.modes:
             try:
+                arena = make_arena(task_of_evaluation(run, config))
                 with ProgressBar(f"{number}/{len(runs)} {run.name}, {mode}") as bar:
-                    evaluation = evaluate_run(
-                        run, make_arena(task), config.plan, mode=mode, device=device, callbacks=[bar]
-                    )
-            except (RolloutError, ValueError) as error:
-                failures.append(f"{run.name}, {mode}: {error}")
-                continue
-            evaluations.append(evaluation)
-            if config.video:
-                save_videos(run, evaluation, config, mode=mode, device=device)
+                    evaluation = evaluate_run(run, arena, config.plan, mode=mode, device=device, callbacks=[bar])
+                evaluations.append(evaluation)
+                if config.video:
+                    save_videos(run, evaluation, config, mode=mode, device=device)
+            except Exception as error:  # not only expected ones: the other runs must be reported
+                failures.append(f"{run.name}, {mode}: {one_line(error)}")
     return evaluations, failures
 
 
 def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
     """Open the runs. Returns those that can be evaluated, and an error message for each of the others.
 
-    If there are several paths, those that are not runs are skipped: runs/* may match files of other programs.
+    If there are several paths, those that are not runs are skipped: runs/* may match files of other programs. Of each
+    configuration and seed the first run is taken: copies of one experiment must not count as several.
     """
-    opened, failures = [], []
+    opened: dict[tuple[str, int], TrainedRun] = {}
+    failures = []
     for path in config.runs:
-        if len(config.runs) > 1 and path.exists() and not is_run(path):
-            print(f"{path} is skipped: it is not a run", file=sys.stderr)
-            continue
         try:
+            if len(config.runs) > 1 and path.exists() and not is_run(path):
+                print(f"{path} is skipped: it is not a run", file=sys.stderr)
+                continue
             run = open_run(path, mode=config.mode, env_id=config.env_id)
-        except CheckpointError as error:
-            failures.append(str(error))
+            check_version(run, config)
+            if config.targets not in ((), "auto") and not run.task.targets:
+                raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given --targets")
+            make_environment(task_of_evaluation(run, config)).close()
+            other = opened.setdefault((run.configuration, run.seed), run)
+        except Exception as error:
+            message = one_line(error)
+            failures.append(message if str(path) in message else f"{path}: {message}")
             continue
-        check_version(run, config)
-        if config.targets not in ((), "auto") and not run.task.targets:
-            raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given --targets")
-        make_environment(task_of_evaluation(run, config)).close()
-        opened.append(run)
-    if not opened:
-        raise CheckpointError(failures[0] if failures else "none of the given paths is a run")
-    return opened, failures
+        if other is not run:
+            print(f"{run.path} is skipped: it has the same settings and seed as {other.path}", file=sys.stderr)
+    if not opened and not failures:
+        raise CheckpointError("none of the given paths is a run")
+    return list(opened.values()), failures
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error, with the error's type if the message alone may not be clear."""
+    is_clear = isinstance(error, RolloutError | ValueError | OSError)
+    return " ".join((str(error) if is_clear else repr(error)).split())
 
 
 def is_run(path: Path) -> bool:
@@ -164,16 +171,6 @@ def check_version(run: TrainedRun, config: EvaluateConfig) -> None:
             f"{run.path} is trained for {trained_for.environment_text}, which differs from {task.specification} in "
             "physics or reward: scores are not comparable. If intended, add --allow-version-mismatch"
         )
-
-
-def without_repeats(runs: list[TrainedRun]) -> list[TrainedRun]:
-    """Keep the first run of each configuration and seed: copies of one experiment must not count as several."""
-    first: dict[tuple[str, int], TrainedRun] = {}
-    for run in runs:
-        other = first.setdefault((run.configuration, run.seed), run)
-        if other is not run:
-            print(f"{run.path} is skipped: it has the same settings and seed as {other.path}", file=sys.stderr)
-    return list(first.values())
 
 
 def evaluate_behavior(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:

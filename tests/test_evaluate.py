@@ -318,6 +318,114 @@ def test_a_failing_run_does_not_stop_the_others(runs: Path, call: Call) -> None:
     assert "the action at step 0" in Path("report/report.md").read_text()
 
 
+def remove_weight(run: Path) -> None:
+    content = torch.load(last_checkpoint(run), weights_only=True)
+    del content["weights"]["head.bias"]
+    torch.save(content, last_checkpoint(run))
+
+
+def remove_seed(run: Path) -> None:
+    content = torch.load(last_checkpoint(run), weights_only=True)
+    del content["config"]["run"]["seed"]
+    torch.save(content, last_checkpoint(run))
+
+
+def make_cache_unreadable(run: Path) -> None:
+    """A folder in place of the file: a superuser could read a file without permissions."""
+    (path,) = (run / "evaluations").iterdir()
+    path.unlink()
+    path.mkdir()
+
+
+def make_metrics_unreadable(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove_weight, "head.bias"),
+        (remove_seed, "seed"),
+        (make_cache_unreadable, "Is a directory"),
+        (make_metrics_unreadable, "Is a directory"),
+    ],
+)
+def test_a_damaged_run_is_one_row_of_what_failed(
+    runs: Path, call: Call, damage: Callable[[Path], None], message: str
+) -> None:
+    bad, good = primal(runs)
+    call(bad, "--episodes", 1)
+    damage(bad)
+    out, err = call(bad, good, "--episodes", 1, "--out", "report", code=1)
+    (failure,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert bad.name in failure
+    assert message in failure
+    assert [row[7] for row in rows(out, "3600*")] == ["1"]
+    assert [run["seed"] for run in groups("report")[0]["runs"]] == [1]
+    assert failure.removeprefix("error: ") in json.loads(Path("report/report.json").read_text())["warnings"]
+
+
+def test_a_run_that_cannot_stream_does_not_stop_the_others(runs: Path, call: Call) -> None:
+    out, err = call(*sorted(runs.iterdir()), "--episodes", 1, "--mode", "streaming", code=1)
+    assert [(row[1], row[2], row[8]) for row in rows(out, "3600*")] == [
+        ("primal-plus", "window", "2"),
+        ("primal-plus", "streaming", "2"),
+    ]
+    (failure,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    (linear,) = runs.glob("*linear*")
+    assert str(linear) in failure
+    assert "mode streaming supports only softmax and primal layers, not linear" in failure
+
+
+def test_every_run_that_fails_is_named(runs: Path, call: Call) -> None:
+    """Also if no run is left to report."""
+    bad = primal(runs)
+    for run in bad:
+        last_checkpoint(run).write_bytes(b"half")
+    _, err = call(*bad, "--episodes", 1, code=1)
+    assert [line.startswith("error: ") for line in err.splitlines()] == [True, True]
+    assert all(run.name in line for run, line in zip(bad, err.splitlines(), strict=True))
+    assert not Path("reports").exists()
+
+
+def test_damaged_metrics_are_a_warning(run: Path, call: Call) -> None:
+    """The results do not depend on the metrics: the run is reported, and its curve lacks a point."""
+    path = run / "metrics.jsonl"
+    first, last = path.read_bytes().splitlines()
+    path.write_bytes(b"\xff" + first + b"\n" + last + b"\n")
+    out, _ = call(run, "--episodes", 1, "--out", "report")
+    assert f"seed 0: damaged lines in {path}: 1, the first is line 1; its training curve lacks them" in out
+    assert [step for step, _ in groups("report")[0]["runs"][0]["curve"]] == [20]
+    assert path.read_bytes().startswith(b"\xff")  # only training changes it
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"5", b"[" * 100_000, b'{"target": 3600.0, "seed": 2000000}'])
+def test_damaged_cached_episodes_are_run_again(run: Path, call: Call, episodes_run: Pairs, bad: bytes) -> None:
+    expected = json.loads(call(run, "--episodes", 2, "--json")[0])["groups"]
+    (path,) = (run / "evaluations").iterdir()
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], bad, *lines[2:], b""]))
+    assert json.loads(call(run, "--episodes", 2, "--json")[0])["groups"] == expected
+    assert len(episodes_run) == 4 + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"total_reward": value} for value in ("x", True, float("nan"), float("inf"), 10**400)),
+        *({"length": None}, {"seed": True}, {"target": "x"}, {"predicted": []}, {"success": "x"}),
+    ],
+)
+def test_cached_lines_that_are_no_episodes_are_ignored(tmp_path: Path, change: dict[str, Any]) -> None:
+    EpisodeCache(tmp_path, {}).end_episode(Episode(1.0, 1, 3.5, 4, 2.0, True))
+    (path,) = tmp_path.iterdir()
+    first, line = path.read_text().splitlines()
+    assert EpisodeCache(tmp_path, {}).get(1.0, 1) == Episode(1.0, 1, 3.5, 4, 2.0, True)
+    path.write_text(f"{first}\n{json.dumps(json.loads(line) | change)}\n")
+    assert not EpisodeCache(tmp_path, {})._known
+
+
 def test_the_cache_survives_an_incomplete_line(tmp_path: Path) -> None:
     def cache(**options: Any) -> EpisodeCache:
         return EpisodeCache(tmp_path, {"checkpoint": "abc"}, **options)

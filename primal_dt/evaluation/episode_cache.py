@@ -8,6 +8,7 @@ the number of environments. A file has one line for each episode, which is ident
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -51,12 +52,11 @@ class EpisodeCache(Callback):
             log.warning("episodes are not cached: %s: %s", error.filename, error.strerror)
             self._is_writable = False
         self._known: dict[tuple[float | None, int], Episode] = {}
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
         for line in [] if fresh else lines[1:]:
-            try:
-                self._remember(Episode(**json.loads(line)))
-            except (json.JSONDecodeError, TypeError):
-                continue  # the process was killed while it wrote this line: the episode is run again
+            episode = _episode(line)
+            if episode is not None:  # else the line is incomplete or damaged: the episode is run again
+                self._remember(episode)
 
     def get(self, target: float | None, seed: int) -> Episode | None:
         """The cached episode, or None."""
@@ -79,3 +79,20 @@ class EpisodeCache(Callback):
 
     def _remember(self, episode: Episode) -> None:
         self._known[episode.target, episode.seed] = episode
+
+
+def _episode(line: bytes) -> Episode | None:
+    """The episode in a line, or None if it holds something else."""
+    try:
+        episode = Episode(**json.loads(line.decode()))
+    except (ValueError, TypeError, RecursionError):  # not UTF-8, not JSON, no episode, or deeply nested
+        return None
+    whole = (episode.seed, episode.length)
+    optional = (value for value in (episode.target, episode.predicted) if value is not None)
+    numbers = (*whole, episode.total_reward, *optional)
+    is_valid = (
+        all(type(value) is int for value in whole)
+        and all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers)  # also not NaN
+        and episode.success in (None, False, True)
+    )
+    return episode if is_valid else None

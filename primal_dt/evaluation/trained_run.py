@@ -14,7 +14,7 @@ from primal_dt.evaluation.rollout import Episode
 from primal_dt.policy.inference import InferenceMode, require_mode
 from primal_dt.task import RunTask, Specification
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
-from primal_dt.training.metrics_log import curve_of, read_metrics
+from primal_dt.training.metrics_log import curve_of, scan_metrics
 from primal_dt.training.scalars import headline_name
 
 __all__ = ["TrainedRun", "describe_run", "open_run"]
@@ -59,7 +59,7 @@ class TrainedRun:
     def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
         """The evaluation that consists of these episodes."""
         name = headline_name(self.task.reference)  # a curve in another unit is not shown
-        curve = () if self.folder is None else curve_of(read_metrics(self.folder), name)
+        lines, problem = ([], "") if self.folder is None else scan_metrics(self.folder)
         return describe_run(
             self.checkpoint.config,
             self.task,
@@ -68,8 +68,8 @@ class TrainedRun:
             step=self.checkpoint.step,
             checkpoint=self.path,
             mode=mode,
-            curve=curve,
-            notes=self.notes,
+            curve=curve_of(lines, name),
+            notes=(*self.notes, f"{problem}; its training curve lacks them") if problem else self.notes,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from primal_dt.config import PRESETS, Config, without_earlier_values
 from primal_dt.data.names import join_names, split_names
@@ -88,6 +88,10 @@ class JobRecord:
     seconds: float = 0.0
     """Total time of all attempts, except those that were killed or superseded."""
 
+    def __post_init__(self) -> None:
+        if self.state not in get_args(State):
+            raise ValueError(f"state must be one of {', '.join(get_args(State))}, not {self.state!r}")
+
     @property
     def is_running(self) -> bool:
         """Whether the job was running when it last saved its record."""
@@ -135,7 +139,7 @@ class Job:
         try:
             content = json.loads(self._record_path.read_text())
             record = JobRecord(**content | {"errors": tuple(content["errors"])})
-        except (FileNotFoundError, json.JSONDecodeError, TypeError, KeyError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # missing, or any other content
             return JobRecord(self.identity)
         if record.is_trained and not self._last_checkpoint.exists():
             return replace(record, state="queued", is_trained=False, score=None)
@@ -165,8 +169,14 @@ class Job:
         return self.write(replace(self.record, **changes))
 
     def progress(self) -> tuple[int, str]:
-        """Return the last logged step, and the last result logged in training, as text (empty if there is none)."""
-        metrics = read_metrics(self.folder)
+        """Return the last logged step, and the last result logged in training, as text (empty if there is none).
+
+        A job whose metrics cannot be read has made no progress. Errors that may pass are raised.
+        """
+        try:
+            metrics = read_metrics(self.folder)
+        except (IsADirectoryError, PermissionError):
+            metrics = []
         step = int(metrics[-1]["step"]) if metrics else 0
         for line, name in product(reversed(metrics), (HEADLINE, PLAIN_HEADLINE)):
             if name in line:

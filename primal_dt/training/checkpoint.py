@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.critic import TwinCritic
@@ -61,9 +61,13 @@ class Checkpoint:
     """The weights of the critics that choose among actions, if the model is guided by critics."""
 
     def model(self, device: torch.device | str = "cpu") -> DecisionTransformer:
-        """Build the model with its weights, in evaluation mode."""
+        """Build the model with its weights, in evaluation mode.
+
+        Raises:
+            CheckpointError: if a weight is missing, unknown or of another shape.
+        """
         model = DecisionTransformer(self.shape)
-        model.load_state_dict(dict(self.weights))
+        _load_weights(model, self.weights)
         return model.to(device).eval()
 
     def policy(
@@ -73,9 +77,16 @@ class Checkpoint:
         critic = None
         if self.critic is not None:
             critic = TwinCritic(self.shape)
-            critic.load_state_dict(dict(self.critic))
+            _load_weights(critic, self.critic)
             critic.to(device)
         return DecisionTransformerPolicy(self.model(device), self.normalizer, mode=mode, critic=critic)
+
+
+def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    try:
+        module.load_state_dict(dict(weights))
+    except RuntimeError as error:  # its message has several lines
+        raise CheckpointError(f"the weights of the checkpoint do not fit: {' '.join(str(error).split())}") from error
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

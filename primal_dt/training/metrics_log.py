@@ -2,13 +2,15 @@
 
 ``metrics.jsonl`` is the primary record, with one line per logging point. TensorBoard's files are derived from it. When
 a run resumes from a checkpoint, later lines are removed and TensorBoard's files are rewritten, so that no step is
-duplicated or missing.
+duplicated or missing. Damaged lines are left out, and a copy of the file keeps them.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from torch.utils.tensorboard.summary import hparams
 
 from primal_dt.system.files import atomic_write
 
-__all__ = ["MetricsLog", "curve_of", "read_metrics"]
+__all__ = ["MetricsLog", "curve_of", "read_metrics", "scan_metrics"]
+
+log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 FLUSH_SECONDS = 10
@@ -27,22 +31,58 @@ Line = dict[str, Any]
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """Read the lines of ``metrics.jsonl``, up to the first invalid one, such as a truncated last line."""
+    """Read the points in ``metrics.jsonl``. Lines that are not points are left out."""
+    return scan_metrics(folder)[0]
+
+
+def scan_metrics(folder: Path) -> tuple[list[Line], str]:
+    """Read the points in ``metrics.jsonl``, and describe its damage.
+
+    Returns:
+        The points, and a message about the lines that are not points; ``""`` if there are none. A last line that was
+        cut off while it was written is no damage.
+    """
     path = folder / METRICS
     if not path.exists():
-        return []
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return lines
+        return [], ""
+    *whole, rest = path.read_bytes().split(b"\n")
+    is_cut_off = rest.startswith(b"{") and b"}" not in rest  # a point is one flat object
+    texts = [*whole, rest] if rest and not is_cut_off else whole
+    points = {number: _point(text) for number, text in enumerate(texts, 1)}
+    damaged = [number for number, point in points.items() if point is None]
+    problem = f"damaged lines in {path}: {len(damaged)}, the first is line {damaged[0]}" if damaged else ""
+    return [point for point in points.values() if point is not None], problem
+
+
+def _point(text: bytes) -> Line | None:
+    """The logging point in a line, or None if it holds something else."""
+    try:
+        line = json.loads(text.decode())
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of thousands of digits, or deeply nested
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int or line["step"] < 0:
+        return None
+    return line if all(map(_is_number, line.values())) else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)  # what TensorBoard's files can hold
 
 
 def curve_of(lines: Iterable[Line], name: str) -> tuple[tuple[int, float], ...]:
     """Return (step, value) of one scalar at every point that has it."""
     return tuple((line["step"], line[name]) for line in lines if name in line)
+
+
+def _copy_aside(path: Path) -> Path:
+    """Copy a file to ``*.damaged``, or ``*.damaged-2`` and so on if that is another copy. Return the copy's path."""
+    content = path.read_bytes()
+    suffixes = chain([""], (f"-{number}" for number in count(2)))
+    copies = (path.with_name(f"{path.name}.damaged{suffix}") for suffix in suffixes)
+    copy = next(copy for copy in copies if not copy.exists() or (copy.is_file() and copy.read_bytes() == content))
+    with atomic_write(copy) as file:
+        file.write(content)
+    return copy
 
 
 class MetricsLog:
@@ -55,7 +95,11 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, *, texts: Mapping[str, str], until_step: int = 0) -> None:
-        self.lines = [line for line in read_metrics(folder) if line["step"] <= until_step]
+        lines, problem = scan_metrics(folder)
+        if problem:
+            copy = _copy_aside(folder / METRICS)
+            log.warning("%s. They are left out; %s is a copy of the file with them", problem, copy)
+        self.lines = [line for line in lines if line["step"] <= until_step]
         with atomic_write(folder / METRICS) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in self.lines)
         for old in folder.glob("events.out.tfevents.*"):
@@ -79,7 +123,7 @@ class MetricsLog:
     def _add_to_curves(self, line: Line) -> None:
         for name, value in line.items():
             if name not in ("step", "time"):
-                self._writer.add_scalar(name, value, line["step"], walltime=line["time"])
+                self._writer.add_scalar(name, value, line["step"], walltime=line.get("time"))
 
     def finish(
         self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str], *, first: Iterable[str] = ()

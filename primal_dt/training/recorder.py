@@ -103,7 +103,8 @@ class Recorder:
 
     def finish(self) -> None:
         """Fill TensorBoard's table of hyperparameters, after the last step."""
-        names = [name for name in self._log.lines[-1] if name.startswith(("eval/", "train/action_mse"))]
+        last = self._log.lines[-1] if self._log.lines else {}
+        names = [name for name in last if name.startswith(("eval/", "train/action_mse"))]
         names.sort(key=lambda name: (name != headline_name(self.task.reference), name))
         self._log.finish(_flat(self.config), names, first=COMPARED)
 

@@ -121,6 +121,33 @@ def test_the_view_survives_file_system_errors(jobs: list[Job], monkeypatch: pyte
     assert "6 queued" in pipe.getvalue()
 
 
+@pytest.mark.parametrize("content", [b"\xff\n", b"5\n", b"{}\n", b"[" * 100_000, None])
+def test_a_job_with_damaged_metrics_hides_no_other(jobs: list[Job], content: bytes | None) -> None:
+    """The file has other content, or is a folder."""
+    train(jobs[0], 300, 12.0)
+    train(jobs[1], 600, 13.0)
+    path = jobs[0].folder / "metrics.jsonl"
+    path.unlink()
+    path.mkdir() if content is None else path.write_bytes(content)
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        SweepView(jobs, stream).poll()
+    assert [line.split()[:2] for line in terminal.screen()[3:5]] == [["training", "0"], ["training", "600"]]
+    assert f"{jobs[1].name}  step 600, score 13.0\n" in pipe.getvalue()
+
+
+@pytest.mark.parametrize("change", [(b"{", b"\xff"), (b"training", b"traininh"), (b"{", b"[" * 100_000)])
+def test_a_job_with_a_damaged_record_hides_no_other(jobs: list[Job], change: tuple[bytes, bytes]) -> None:
+    """It counts as queued."""
+    terminal = Terminal()
+    train(jobs[0], 300, 12.0)
+    train(jobs[1], 600, 13.0)
+    path = jobs[0].log_path.with_suffix(".json")
+    path.write_bytes(path.read_bytes().replace(*change))
+    SweepView(jobs, terminal).poll()
+    assert terminal.screen()[0] == "0:00:00  5 queued, 1 running, 0 done, 0 failed"
+
+
 def test_a_pipe_gets_a_line_for_each_change(jobs: list[Job]) -> None:
     pipe = io.StringIO()
     view = SweepView(jobs, pipe)

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,13 @@ def test_damage_is_detected(folder: CheckpointFolder) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match=r"the checkpoint .* does not exist"):
         load_checkpoint(path)
+
+
+def test_a_missing_weight_is_named() -> None:
+    checkpoint = make()
+    weights = {name: weight for name, weight in checkpoint.weights.items() if name != "head.bias"}
+    with pytest.raises(CheckpointError, match=r'do not fit: .*Missing key\(s\).*"head\.bias"'):
+        replace(checkpoint, weights=weights).policy()
 
 
 @pytest.mark.parametrize(

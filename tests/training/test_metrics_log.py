@@ -12,6 +12,13 @@ from primal_dt.task import Reference, RunTask
 from primal_dt.training.metrics_log import MetricsLog, read_metrics
 from primal_dt.training.recorder import Recorder
 
+GOOD = [f'{{"step": {step}, "time": 1.5, "train/loss": {step}.0}}'.encode() for step in (10, 20, 30, 40)]
+NOT_RECORDS = [
+    *(b"5", b"{}", b"[]", b"", b"null", b"\xff\xfe", b"\0" * 20, b"[" * 100_000, b"9" * 5000),
+    *(b'{"step": 20, "tr', b'{"time": 1.5}', b'{"step": "20"}', b'{"step": true}', b'{"step": -20}'),
+    *(b'{"step": 20, "train/loss": "x"}', b'{"step": 20, "train/loss": 1' + b"0" * 400 + b"}"),
+]
+
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """TensorBoard's curves: tag -> step and value of each point."""
@@ -41,6 +48,70 @@ def test_resume_removes_later_points(tmp_path: Path) -> None:
     points = [(10, 10.0), (20, 20.0), (30, 3.0)]
     assert [(line["step"], line["train/loss"]) for line in read_metrics(tmp_path)] == points
     assert curves(tmp_path) == {"train/loss": points}
+
+
+def resumed(folder: Path, content: bytes, until_step: int = 40) -> list[int]:
+    """The steps of a run that resumes with these metrics."""
+    (folder / "metrics.jsonl").write_bytes(content)
+    log = MetricsLog(folder, texts={}, until_step=until_step)
+    log.close()
+    assert log.lines == read_metrics(folder)
+    return [line["step"] for line in log.lines]
+
+
+@pytest.mark.parametrize("bad", NOT_RECORDS, ids=lambda bad: repr(bad[:20]))
+def test_a_damaged_line_costs_no_other(tmp_path: Path, bad: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    content = b"\n".join([GOOD[0], bad, *GOOD[2:], b""])
+    assert resumed(tmp_path, content) == [10, 30, 40]
+    assert curves(tmp_path) == {"train/loss": [(10, 10.0), (30, 30.0), (40, 40.0)]}
+    copy = tmp_path / "metrics.jsonl.damaged"
+    assert copy.read_bytes() == content
+    assert caplog.messages == [
+        f"damaged lines in {tmp_path / 'metrics.jsonl'}: 1, the first is line 2. "
+        f"They are left out; {copy} is a copy of the file with them"
+    ]
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 50, "time": 1.5, "trai', b'{"step": 50, "time": 1.5, "a": "\xc3', b"{"])
+def test_only_a_cut_off_last_line_is_dropped_silently(
+    tmp_path: Path, tail: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = b"\n".join([*GOOD, tail])
+    assert resumed(tmp_path, content) == [10, 20, 30, 40]
+    assert not caplog.messages
+    assert not (tmp_path / "metrics.jsonl.damaged").exists()
+    assert resumed(tmp_path, content + b"\n") == [10, 20, 30, 40]  # a complete line, so it is damaged
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("tail", [b"x", b"\0" * 20, GOOD[3] + b"x"])
+def test_other_last_lines_are_set_aside(tmp_path: Path, tail: bytes) -> None:
+    content = b"\n".join([*GOOD[:3], tail])
+    assert resumed(tmp_path, content) == [10, 20, 30]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == content
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    assert resumed(tmp_path, b"\n".join(GOOD)) == [10, 20, 30, 40]
+
+
+def test_no_damaged_copy_replaces_another(tmp_path: Path) -> None:
+    contents = [b"\n".join([*GOOD, bad, b""]) for bad in (b"first", b"second", b"second")]
+    for content in contents:
+        resumed(tmp_path, content)
+    copies = sorted(tmp_path.glob("metrics.jsonl.damaged*"))
+    assert [copy.read_bytes() for copy in copies] == contents[:2]
+
+
+def test_a_finished_run_without_metrics_resumes(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n")
+    trainer: Any = SimpleNamespace(step=1)
+    task = RunTask("Hopper-v5", None, "data", (), "f", (), None)
+    normalizer: Any = None
+    recorder = Recorder(tmp_path, trainer, normalizer=normalizer, task=task, config={"seed": 1})
+    recorder.finish()
+    recorder.close()
+    assert recorder.score_curve == ()
 
 
 @pytest.mark.parametrize(("reference", "value"), [(Reference(0.0, 1.0), 5.0), (None, 7.0)])
