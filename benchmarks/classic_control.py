@@ -1,4 +1,4 @@
-"""Trains ``quick`` for 1,000 steps on data of mixed quality from classic control, and compares it with the data.
+"""Trains ``quick`` for 1,500 steps on data of mixed quality from classic control, and compares it with the data.
 
 Half of the data is from a rule that a beginner would write, with random actions in between; the other half is from
 random actions. The policy is evaluated at the headline target, which is the largest return in the data. Its share is
@@ -62,7 +62,7 @@ class Config:
     """Tasks: cartpole, pendulum, acrobot."""
     data_steps: int = 20_000
     """Steps of each of the two policies."""
-    steps: int = 1_000
+    steps: int = 1_500
     """Training steps."""
     episodes: int = 100
     """Episodes of the evaluation."""
