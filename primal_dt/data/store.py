@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
 from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
+from primal_dt.system.staging import staging_folder
 
 __all__ = ["Store", "StoreError", "open_store", "write_store"]
 
 FORMAT = 2
-PARTIAL_PREFIX = ".partial-"
-"""Prefix of folders that are being written, or were being written when the process was killed."""
 ARRAYS: dict[str, DTypeLike] = {
     "observations": "<f4",
     "actions": "<f4",
@@ -84,9 +82,7 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
     The store is a folder in ``parent``, named after the fingerprint. It appears only when it is complete. If a store
     with that fingerprint exists, it is left unchanged, or replaced if it is damaged.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=parent))
-    try:
+    with staging_folder(parent) as partial:
         folder = parent / _write_files(partial, episodes)
         try:
             partial.rename(folder)
@@ -98,8 +94,6 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
             except StoreError:
                 shutil.rmtree(folder)
                 partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return open_store(folder)
 
 

@@ -1,5 +1,7 @@
 """Trajectories on disk: stores are complete or absent, and round-trip."""
 
+import os
+import stat
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -137,6 +139,35 @@ def test_damaged_store_is_written_again(tmp_path: Path) -> None:
     store = write_store(tmp_path, episodes(5))
     np.testing.assert_array_equal(store.trajectories.actions, episodes(5)[0].actions)
     assert names(tmp_path) == [store.fingerprint]
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".partial-dead").mkdir()
+    (tmp_path / ".partial-dead" / "actions.f32").write_bytes(b"half")
+    (tmp_path / ".partial-late.lock").touch()
+    store = write_store(tmp_path, episodes(5))
+    assert names(tmp_path) == [store.fingerprint]
+
+
+def test_stores_can_be_written_side_by_side(tmp_path: Path) -> None:
+    inner = []
+
+    def stream() -> Iterator[Trajectory]:
+        inner.append(write_store(tmp_path, episodes(6)))
+        yield from episodes(5)
+
+    outer = write_store(tmp_path, stream())
+    assert sorted(names(tmp_path)) == sorted([outer.fingerprint, inner[0].fingerprint])
+
+
+def test_store_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        folder = tmp_path / write_store(tmp_path, episodes(5)).fingerprint
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o775
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o664}
 
 
 def test_invalid_episodes_are_refused(tmp_path: Path) -> None:
