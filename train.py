@@ -34,6 +34,7 @@ from envs.datasets.load import DataOptions, Dataset, load_dataset, reload_datase
 from envs.make import make_arena, make_environment
 from primal_dt.config import Config
 from primal_dt.data.sampler import Batch, WindowSampler
+from primal_dt.data.store import Verification
 from primal_dt.data.trajectories import best_episodes, highest_returns, hold_out
 from primal_dt.evaluation.callbacks import StopCheck
 from primal_dt.evaluation.evaluate import evaluate_episodes, target_seed_pairs
@@ -96,17 +97,28 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
     if processes.device.type == "cpu":
         keep_freed_memory()
     dataset = load(config, record, processes)
+    verification = Verification(dataset.store)
     trainer = make_trainer(config, dataset, processes)
     with catch_signals(trainer.stop) as request:
         if not processes.is_main:
-            return follow(config, trainer)
+            return follow(config, trainer, verification)
         folder = Path(config.run.resume) if config.run.resume else new_folder(config, dataset, trainer)
         with lock_run(folder):
-            return run(folder, config, dataset, trainer, request)
+            return run(folder, config, dataset, verification, trainer, request)
 
 
-def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, request: StopRequest) -> int:
-    """Train on rank 0, which also evaluates, logs, saves checkpoints and writes the report."""
+def run(
+    folder: Path,
+    config: Config,
+    dataset: Dataset,
+    verification: Verification,
+    trainer: Trainer,
+    request: StopRequest,
+) -> int:
+    """Train on rank 0, which also evaluates, logs, saves checkpoints and writes the report.
+
+    Nothing is logged or saved before the data is verified.
+    """
     curves = shlex.join(["tensorboard", "--logdir", str(folder.parent)])
     print(f"run folder: {folder}\nwatch it:   {curves}", flush=True)
     task, evaluation = run_task(config, dataset), config.evaluation
@@ -124,6 +136,7 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     try:
         with closing(recorder), closing(progress):
             for metrics in chain(recorder.unfinished, trainer):
+                verification.wait()
                 step, is_last = metrics.step, metrics.step == config.optimizer.steps
                 progress.update(metrics)
                 scalars = {**metrics.scalars, **validation.scalars(trainer.model)}
@@ -145,10 +158,12 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                 if is_due(config.run.save_every_steps, step):
                     recorder.save()
             else:
+                verification.wait()
                 recorder.save()
                 if trainer.step == config.optimizer.steps:
                     recorder.finish()
     except BadLossError as error:
+        verification.wait()  # damaged data is the better explanation
         print(f"error: {error}; the last good checkpoint: {recorder.last_checkpoint()}", file=sys.stderr)
         return EXIT_BAD_LOSS
     if request.signal is not None:
@@ -161,14 +176,15 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
     return 0
 
 
-def follow(config: Config, trainer: Trainer) -> int:
+def follow(config: Config, trainer: Trainer, verification: Verification) -> int:
     """Train on the other ranks, which write nothing."""
     if config.run.resume is not None:
         restore(trainer, Path(config.run.resume))
     try:
         for _ in trainer:
-            pass
+            verification.wait()
     except BadLossError:
+        verification.wait()
         return EXIT_BAD_LOSS
     return 0
 

@@ -23,6 +23,7 @@ from envs.datasets.sources import d4rl_path
 from envs.datasets.suites import listing, name_of_file
 from envs.errors import DataError
 from envs.tasks import ENVIRONMENTS, task_of
+from primal_dt.data.store import StoreError
 from primal_dt.system.table import format_table
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.task import Specification
@@ -85,6 +86,7 @@ def info(
     """
     options = DataOptions(env_id, mix_versions, clip_actions=clip_actions, reference=reference, needs_environment=False)
     dataset = load_dataset(name, options)
+    dataset.store.verify()
     summary = describe(dataset)
     print(json.dumps(summary, indent=2) if as_json else _formatted(summary))
     if plot is not None:
@@ -214,7 +216,7 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (DataError, OSError) as error:
+    except (DataError, StoreError, OSError) as error:
         sys.exit(f"error: {explain(error)}")
     except KeyboardInterrupt:
         print("interrupted; no incomplete data set was saved", file=sys.stderr)

@@ -28,6 +28,7 @@ import torch
 
 import evaluate
 import train
+from envs.datasets import cache
 from envs.datasets.load import load_dataset
 from primal_dt.config import PRESETS, Attention, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
 from primal_dt.evaluation.evaluate import evaluate_episodes
@@ -470,6 +471,42 @@ def test_full_disk_leaves_the_last_checkpoint(script: Script, whole: Whole) -> N
     assert load_checkpoint(only_run()).step == 20
     assert script.resume() == 0
     assert_same(only_run(), whole.folder)
+
+
+@pytest.mark.parametrize(("name", "byte"), [("actions", b"\0"), ("actions", b"\xff"), ("returns_to_go", b"\xff")])
+def test_damaged_cache_stops_the_run(script: Script, name: str, byte: bytes) -> None:
+    path = stored(script, name)
+    path.write_bytes(byte * path.stat().st_size)
+    assert script.start() == 1
+    err = script.err()
+    assert "is damaged" in err
+    assert "python -m envs cache --clear" in err
+    assert not list(Path("runs").glob("*/checkpoints/*"))
+    assert not Path("runs").exists() or record(only_run()) == []
+
+
+def test_run_on_a_damaged_cache_resumes_without_it(script: Script, whole: Whole) -> None:
+    path = stored(script, "actions")
+    path.write_bytes(bytes(path.stat().st_size))
+    assert script.start() == 1
+    cache.clear_cache()
+    assert script.resume() == 0
+    assert_same(only_run(), whole.folder)
+
+
+def test_cache_that_shrinks_in_use_stops_the_run(script: Script) -> None:
+    path = stored(script, "actions")
+    after_update(script.patch, 23, lambda _: os.truncate(path, path.stat().st_size - 4))
+    assert script.start() == 1
+    assert "actions.f32 was changed while it was in use" in script.err()
+    assert load_checkpoint(only_run()).step == 20
+
+
+def stored(script: Script, name: str) -> Path:
+    """A file of the cached data."""
+    load_dataset(script.data)
+    (path,) = cache.stores_folder().glob(f"*/{name}.f32")
+    return path
 
 
 def test_resume_with_changed_data_is_refused(script: Script) -> None:

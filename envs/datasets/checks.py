@@ -70,7 +70,7 @@ class ActionCheck:
     farthest: float = 0.0
     """The largest distance of an entry from its bounds."""
     first: str = ""
-    """The place of the first action out of bounds."""
+    """The place of the first action out of bounds, and its first such entry."""
 
     def entries(self, actions: NDArray[Any], where: str) -> NDArray[np.float32]:
         """Actions (T, A) as the environment takes them -> entries (T, A) as a model sees them, within the bounds.
@@ -93,7 +93,8 @@ class ActionCheck:
         within = np.clip(entries, *np.array([self.bounds.low, self.bounds.high], np.float32))
         distance = np.abs(entries - within).max(axis=1, initial=0)
         if (wrong := distance > 0).any():
-            self.first = self.first or f"{where}, step {int(wrong.argmax())}"
+            step, entry = np.argwhere(entries != within)[0]
+            self.first = self.first or f"{where}, step {step}, which has {entries[step, entry]!s}"
             self.outside += int(wrong.sum())
             self.farthest = max(self.farthest, float(distance.max()))
         return within
@@ -167,7 +168,7 @@ def checked_trajectory(
 def _require(fine: NDArray[np.bool_], where: str, rule: str, array: NDArray[Any]) -> None:
     if not fine.all():
         first = tuple(np.argwhere(~fine)[0])
-        raise DataError(f"{where}, step {first[0]}: {rule}, not {array[first]:g} ({(~fine).sum()} in this episode)")
+        raise DataError(f"{where}, step {first[0]}: {rule}, not {array[first]!s} ({(~fine).sum()} in this episode)")
 
 
 @contextmanager

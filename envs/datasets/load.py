@@ -492,9 +492,13 @@ def _joined(stores: list[Store]) -> Store:
 
     def episodes() -> Iterator[Trajectory]:
         for store in stores:
+            store.verify()  # or damage would be part of the new store's fingerprint
             data = store.trajectories
             for (begin, end), is_complete in zip(pairwise(data.offsets), store.is_complete.tolist(), strict=True):
                 rows = slice(begin, end)
                 yield Trajectory(data.observations[rows], data.actions[rows], data.rewards[rows], is_complete)
 
-    return _open_or_write_store("\n".join(store.fingerprint for store in stores), episodes)[0]
+    try:
+        return _open_or_write_store("\n".join(store.fingerprint for store in stores), episodes)[0]
+    except StoreError as error:
+        raise DataError(str(error)) from error

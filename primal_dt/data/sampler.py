@@ -166,6 +166,7 @@ class WindowSampler:
 
     def _windows(self, starts: NDArray[np.int64]) -> Batch:
         data = self.trajectories
+        data.check_files()
         episode = np.searchsorted(data.offsets, starts, side="right") - 1  # (B,)
         index = starts[:, None] + np.arange(self.context)  # (B, K)
         valid = index < data.offsets[episode + 1][:, None]  # (B, K)

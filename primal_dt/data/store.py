@@ -1,7 +1,8 @@
 """Trajectories on disk: written once, episode by episode, and read through memory maps.
 
 A store is a folder of flat little-endian arrays (``observations.f32`` and so on) and ``store.json``, which
-describes them. It contains nothing executable.
+describes them. It contains nothing executable. Opening a store checks the sizes of its files; verifying it reads them
+and checks their contents against the fingerprint.
 
 Axes: N transitions, E episodes, S state, A action.
 """
@@ -10,9 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import threading
+import weakref
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,12 +25,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
 from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
+from primal_dt.system.staging import staging_folder
 
-__all__ = ["Store", "StoreError", "open_store", "write_store"]
+__all__ = ["Store", "StoreError", "Verification", "open_store", "write_store"]
 
 FORMAT = 2
-PARTIAL_PREFIX = ".partial-"
-"""Prefix of folders that are being written, or were being written when the process was killed."""
 ARRAYS: dict[str, DTypeLike] = {
     "observations": "<f4",
     "actions": "<f4",
@@ -35,10 +38,35 @@ ARRAYS: dict[str, DTypeLike] = {
     "offsets": "<i8",
     "is_complete": "|b1",
 }
+REMEDY = "delete the folder, or clear the cache: python -m envs cache --clear"
+BLOCK_ROWS = 1 << 14
 
 
 class StoreError(ValueError):
     """Raised if a store cannot be read, or if episodes cannot be stored."""
+
+
+class _MappedFile:
+    """A memory-mapped array. Its file stays open, so that :meth:`check` notices changes."""
+
+    def __init__(self, path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+        self.path = path
+        self._file = path.open("rb")
+        weakref.finalize(self, self._file.close)
+        self._state = self._size_and_time()
+        expected, size = int(np.prod(shape)) * np.dtype(dtype).itemsize, self._state[0]
+        if size != expected:
+            raise StoreError(f"{path.parent} is damaged: {path.name} has {size} bytes, not {expected}; {REMEDY}")
+        self.array: NDArray[Any] = np.memmap(self._file, dtype=dtype, mode="r", shape=shape)
+
+    def check(self) -> None:
+        """Raise StoreError if the file has changed. Reading a map beyond the end of its file would end the process."""
+        if self._size_and_time() != self._state:
+            raise StoreError(f"{self.path} was changed while it was in use; {REMEDY}")
+
+    def _size_and_time(self) -> tuple[int, int]:
+        state = os.fstat(self._file.fileno())
+        return state.st_size, state.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -54,11 +82,67 @@ class Store:
     """Population standard deviation of each state entry, (S,)."""
     fingerprint: str
     """Digest of the content: equal for equal episodes in equal order, whatever their source."""
+    folder: Path
+    """The store's folder."""
 
     def normalizer(self, *, return_scale: float) -> Normalizer:
         """Return the normalizer under which these states have mean 0 and standard deviation 1."""
         std = self.state_std + STD_FLOOR
         return Normalizer(self.state_mean.astype(np.float32), std.astype(np.float32), return_scale)
+
+    @np.errstate(all="ignore")  # damaged numbers may overflow
+    def verify(self) -> None:
+        """Read all arrays, and check that they and the statistics have the contents that were written.
+
+        Raises:
+            StoreError: if they do not.
+        """
+        data = self.trajectories
+        # Plain views: each slice of a np.memmap costs microseconds.
+        observations, actions, rewards, sums = map(
+            np.asarray, (data.observations, data.actions, data.rewards, data.returns_to_go)
+        )
+        digest = hashlib.sha256(repr((observations.shape[1], actions.shape[1])).encode())
+        is_same = True
+        for (begin, end), is_complete in zip(pairwise(data.offsets.tolist()), self.is_complete.tolist(), strict=True):
+            data.check_files()
+            episode = Trajectory(observations[begin:end], actions[begin:end], rewards[begin:end], is_complete)
+            rows = _stored_rows(episode, end)
+            _add_to_digest(digest, rows)
+            is_same &= rows["returns_to_go"].tobytes() == sums[begin:end].tobytes()
+        moments = _Moments(observations.shape[1])
+        for begin in range(0, len(observations), BLOCK_ROWS):
+            data.check_files()
+            moments.add(observations[begin : begin + BLOCK_ROWS])
+        found, stored = np.stack([moments.mean, moments.std]), np.stack([self.state_mean, self.state_std])
+        # Rounding depends on the blocks of rows: by at most an epsilon for each row.
+        tolerance = (1e-12 + np.finfo(np.float64).eps * len(observations)) * np.abs(found).sum(0)
+        is_same &= bool((np.abs(stored - found) <= tolerance).all()) and digest.hexdigest() == self.fingerprint
+        if not is_same:
+            raise StoreError(f"{self.folder} is damaged: it does not have the contents that were written; {REMEDY}")
+
+
+class Verification:
+    """Verifies a store in a thread, so that its user can begin to work. Call :meth:`wait` before saving results."""
+
+    def __init__(self, store: Store) -> None:
+        self._result: Future[None] = Future()
+        threading.Thread(target=self._verify, args=(store,), daemon=True).start()
+
+    def _verify(self, store: Store) -> None:
+        try:
+            store.verify()
+            self._result.set_result(None)
+        except BaseException as error:
+            self._result.set_exception(error)
+
+    def wait(self) -> None:
+        """Wait until all is read.
+
+        Raises:
+            StoreError: if the store is damaged.
+        """
+        self._result.result()
 
 
 class _Moments:
@@ -77,6 +161,11 @@ class _Moments:
         self.mean += shift * (len(rows) / count)
         self.count = count
 
+    @property
+    def std(self) -> NDArray[np.float64]:
+        deviation: NDArray[np.float64] = np.sqrt(self.squares / self.count)
+        return deviation
+
 
 def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
     """Write episodes to a store, with one episode in memory at a time, and open the store.
@@ -84,9 +173,7 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
     The store is a folder in ``parent``, named after the fingerprint. It appears only when it is complete. If a store
     with that fingerprint exists, it is left unchanged, or replaced if it is damaged.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=parent))
-    try:
+    with staging_folder(parent) as partial:
         folder = parent / _write_files(partial, episodes)
         try:
             partial.rename(folder)
@@ -94,12 +181,12 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
             if not folder.exists():
                 raise
             try:  # a store with this fingerprint exists
-                return open_store(folder)
+                store = open_store(folder)
+                store.verify()
+                return store
             except StoreError:
                 shutil.rmtree(folder)
                 partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return open_store(folder)
 
 
@@ -109,7 +196,7 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
     moments: _Moments | None = None
     widths: tuple[int, int] | None = None
     end, num_episodes = 0, 0
-    files: dict[str, BinaryIO] = {name: (folder / name).with_suffix(_suffix(name)).open("wb") for name in ARRAYS}
+    files: dict[str, BinaryIO] = {name: _path_of(folder, name).open("wb") for name in ARRAYS}
     try:
         files["offsets"].write(np.array([0], ARRAYS["offsets"]).tobytes())
         for number, episode in enumerate(episodes):
@@ -123,19 +210,10 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
                     f"episode {number} has {current[0]} and {current[1]}, earlier episodes {widths[0]} and {widths[1]}"
                 )
             end, num_episodes = end + len(episode.rewards), number + 1
-            rows = {
-                "observations": episode.observations,
-                "actions": episode.actions,
-                "rewards": episode.rewards,
-                "returns_to_go": returns_to_go(episode.rewards),
-                "offsets": np.array([end]),
-                "is_complete": np.array([episode.is_complete]),
-            }
+            rows = _stored_rows(episode, end)
             for name, array in rows.items():
-                data = np.ascontiguousarray(array, ARRAYS[name]).tobytes()
-                files[name].write(data)
-                if name != "returns_to_go":  # derived from the rewards
-                    digest.update(data)
+                files[name].write(array.tobytes())
+            _add_to_digest(digest, rows)
             moments.add(episode.observations)
         if widths is None or moments is None:
             raise StoreError("there is no episode to store: at least one is required")
@@ -152,7 +230,7 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
         "state_width": widths[0],
         "action_width": widths[1],
         "state_mean": moments.mean.tolist(),
-        "state_std": np.sqrt(moments.squares / moments.count).tolist(),
+        "state_std": moments.std.tolist(),
         "fingerprint": digest.hexdigest(),
     }
     with (folder / "store.json").open("w") as text:
@@ -162,8 +240,27 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
     return digest.hexdigest()
 
 
+def _stored_rows(episode: Trajectory, end: int) -> dict[str, NDArray[Any]]:
+    """What each array holds of an episode that ends before transition ``end``."""
+    rows = {
+        "observations": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+        "returns_to_go": returns_to_go(episode.rewards),
+        "offsets": np.array([end]),
+        "is_complete": np.array([episode.is_complete]),
+    }
+    return {name: np.ascontiguousarray(array, ARRAYS[name]) for name, array in rows.items()}
+
+
+def _add_to_digest(digest: "hashlib._Hash", rows: dict[str, NDArray[Any]]) -> None:
+    for name, array in rows.items():
+        if name != "returns_to_go":  # derived from the rewards
+            digest.update(array.ravel().data)
+
+
 def open_store(folder: Path) -> Store:
-    """Open a store. Its arrays are memory-mapped and read on use."""
+    """Open a store. Its arrays are memory-mapped and read on use, and their contents are not verified."""
     try:
         description = json.loads((folder / "store.json").read_text())
         if description["format"] != FORMAT:
@@ -177,31 +274,29 @@ def open_store(folder: Path) -> Store:
             "offsets": (e + 1,),
             "is_complete": (e,),
         }
-        arrays = {name: _map(folder, name, shape) for name, shape in shapes.items()}
-        is_complete = np.array(arrays.pop("is_complete"))
+        files = {name: _MappedFile(_path_of(folder, name), ARRAYS[name], shape) for name, shape in shapes.items()}
+        is_complete, offsets = (np.array(files.pop(name).array) for name in ("is_complete", "offsets"))
+
+        def check_files() -> None:
+            for file in files.values():
+                file.check()
+
+        arrays = {name: file.array for name, file in files.items()}
         return Store(
-            Trajectories(**arrays | {"offsets": np.array(arrays["offsets"])}),
+            Trajectories(**arrays, offsets=offsets, check_files=check_files),
             is_complete=is_complete,
-            state_mean=np.array(description["state_mean"]),
-            state_std=np.array(description["state_std"]),
+            state_mean=np.array(description["state_mean"], np.float64).reshape(description["state_width"]),
+            state_std=np.array(description["state_std"], np.float64).reshape(description["state_width"]),
             fingerprint=description["fingerprint"],
+            folder=folder,
         )
     except FileNotFoundError as error:
         raise StoreError(f"{folder} is not a store of trajectories: {error.filename} is missing") from error
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{folder} is damaged ({error}); delete the folder") from error
+        raise StoreError(f"{folder} is damaged ({error}); {REMEDY}") from error
 
 
-def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    path = (folder / name).with_suffix(_suffix(name))
-    dtype = np.dtype(ARRAYS[name])
-    expected, size = int(np.prod(shape)) * dtype.itemsize, path.stat().st_size
-    if size != expected:
-        raise StoreError(f"{folder} is damaged: {path.name} has {size} bytes, not {expected}; delete the folder")
-    return np.memmap(path, dtype=dtype, mode="r", shape=shape)
-
-
-def _suffix(name: str) -> str:
-    return {"offsets": ".i64", "is_complete": ".bool"}.get(name, ".f32")
+def _path_of(folder: Path, name: str) -> Path:
+    return folder / (name + {"offsets": ".i64", "is_complete": ".bool"}.get(name, ".f32"))

@@ -3,7 +3,7 @@
 Axes: N transitions, E episodes, T transitions of one episode, S state, A action.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,6 +47,10 @@ class Trajectory:
             )
 
 
+def _no_files() -> None:
+    """The check of arrays that are in memory."""
+
+
 @dataclass(frozen=True)
 class Trajectories:
     """Episodes in flat arrays, one after another, in raw units. Arrays may be memory maps and are never read whole."""
@@ -61,6 +65,8 @@ class Trajectories:
     """Sum of the rewards from each step to the end of its episode, (N,), including that step's reward."""
     offsets: NDArray[np.int64]
     """Index of the first transition of each episode, (E + 1,). The last entry is N."""
+    check_files: Callable[[], None] = _no_files
+    """Raises an error if files behind the arrays have changed. Call it before reading, as often as for each batch."""
 
     def __post_init__(self) -> None:
         n = len(self.observations)

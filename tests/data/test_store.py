@@ -1,5 +1,9 @@
 """Trajectories on disk: stores are complete or absent, and round-trip."""
 
+import json
+import os
+import shutil
+import stat
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 
 from primal_dt.data.sampler import WindowSampler
-from primal_dt.data.store import StoreError, open_store, write_store
+from primal_dt.data.store import StoreError, Verification, open_store, write_store
 from primal_dt.data.trajectories import Trajectory
 
 
@@ -27,6 +31,14 @@ def episodes(*lengths: int, seed: int = 0, width: int = 3) -> list[Trajectory]:
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
+
+
+def overwrite(path: Path, content: bytes, at: int = 0) -> None:
+    """Write to a file in place. Its time also differs if its clock is coarse."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+    os.utime(path, ns=(0, 0))
 
 
 def test_store_round_trip(tmp_path: Path) -> None:
@@ -139,6 +151,41 @@ def test_damaged_store_is_written_again(tmp_path: Path) -> None:
     assert names(tmp_path) == [store.fingerprint]
 
 
+def test_store_with_other_contents_is_written_again(tmp_path: Path) -> None:
+    overwrite(tmp_path / write_store(tmp_path, episodes(5)).fingerprint / "actions.f32", bytes(40))
+    store = write_store(tmp_path, episodes(5))
+    np.testing.assert_array_equal(store.trajectories.actions, episodes(5)[0].actions)
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".partial-dead").mkdir()
+    (tmp_path / ".partial-dead" / "actions.f32").write_bytes(b"half")
+    (tmp_path / ".partial-late.lock").touch()
+    store = write_store(tmp_path, episodes(5))
+    assert names(tmp_path) == [store.fingerprint]
+
+
+def test_stores_can_be_written_side_by_side(tmp_path: Path) -> None:
+    inner = []
+
+    def stream() -> Iterator[Trajectory]:
+        inner.append(write_store(tmp_path, episodes(6)))
+        yield from episodes(5)
+
+    outer = write_store(tmp_path, stream())
+    assert sorted(names(tmp_path)) == sorted([outer.fingerprint, inner[0].fingerprint])
+
+
+def test_store_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        folder = tmp_path / write_store(tmp_path, episodes(5)).fingerprint
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o775
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o664}
+
+
 def test_invalid_episodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no episode"):
         write_store(tmp_path, [])
@@ -160,6 +207,7 @@ def test_invalid_episodes_are_refused(tmp_path: Path) -> None:
         ),
         ("offsets.i64", lambda old: bytes(len(old)), "is damaged"),
         ("store.json", lambda old: b"{", "is damaged"),
+        ("store.json", lambda old: old.replace(b'"state_mean": [', b'"state_mean": [1, '), "is damaged"),
     ],
 )
 def test_damaged_stores_are_refused(
@@ -172,3 +220,57 @@ def test_damaged_stores_are_refused(
         path.write_bytes(change(old))
     with pytest.raises(StoreError, match=message):
         open_store(path.parent)
+
+
+def test_intact_stores_are_verified(tmp_path: Path) -> None:
+    """With blocks of rows that are not those of the episodes, and a constant entry."""
+    source = episodes(1, 20_000, 7)
+    for episode in source:
+        episode.observations[:, 1] = 0.1
+    Verification(write_store(tmp_path, source)).wait()
+
+
+@pytest.mark.parametrize(
+    "name", ["observations.f32", "actions.f32", "rewards.f32", "returns_to_go.f32", "offsets.i64", "is_complete.bool"]
+)
+def test_every_changed_byte_is_found(name: str, tmp_path: Path) -> None:
+    path = tmp_path / write_store(tmp_path, episodes(3, 2)).fingerprint / name
+    content = path.read_bytes()
+    for at, byte in enumerate(content):
+        overwrite(path, bytes([byte ^ 1]), at)
+        with pytest.raises(StoreError, match=r"is damaged.*python -m envs cache --clear"):
+            Verification(open_store(path.parent)).wait()
+        overwrite(path, bytes([byte]), at)
+    open_store(path.parent).verify()
+
+
+@pytest.mark.parametrize("name", ["state_mean", "state_std", "fingerprint"])
+def test_changed_description_is_found(name: str, tmp_path: Path) -> None:
+    path = tmp_path / write_store(tmp_path, episodes(3, 2)).fingerprint / "store.json"
+    description = json.loads(path.read_text())
+    if name == "fingerprint":
+        description[name] = "0" * 64
+    else:
+        description[name][1] *= 1 + 1e-9
+    path.write_text(json.dumps(description))
+    with pytest.raises(StoreError, match="is damaged"):
+        open_store(path.parent).verify()
+
+
+@pytest.mark.parametrize("name", ["observations.f32", "actions.f32", "rewards.f32", "returns_to_go.f32"])
+@pytest.mark.parametrize("change", [lambda path: os.truncate(path, 4), lambda path: overwrite(path, b"1")])
+def test_files_that_change_in_use_are_noticed(name: str, change: Callable[[Path], None], tmp_path: Path) -> None:
+    store = write_store(tmp_path, episodes(9, 4))
+    sampler = WindowSampler(store.trajectories, store.normalizer(return_scale=10.0), context=4, batch_size=8, seed=0)
+    sampler.batch(0)
+    change(tmp_path / store.fingerprint / name)
+    with pytest.raises(StoreError, match=rf"{name} was changed while it was in use; .*python -m envs cache --clear"):
+        sampler.batch(1)
+    with pytest.raises(StoreError, match=name):
+        store.verify()
+
+
+def test_deleted_store_can_still_be_read(tmp_path: Path) -> None:
+    store = write_store(tmp_path, episodes(9, 4))
+    shutil.rmtree(tmp_path / store.fingerprint)
+    store.verify()

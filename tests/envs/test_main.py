@@ -63,6 +63,12 @@ def test_info_prints_the_summary(file: str, run: Run) -> None:
         assert word in shown
 
 
+def test_info_of_damaged_data_is_refused(file: str, run: Run) -> None:
+    rewards = load_dataset(file).store.folder / "rewards.f32"
+    rewards.write_bytes(bytes(rewards.stat().st_size))
+    assert "is damaged" in error_of(run, "info", file)
+
+
 @pytest.mark.slow
 def test_info_saves_a_histogram(file: str, tmp_path: Path, run: Run) -> None:
     path = tmp_path / "new" / "returns.png"

@@ -206,8 +206,8 @@ def test_actions_out_of_bounds_are_counted_and_clipped() -> None:
     arrays = d4rl_arrays()
     path = outside(arrays)
     assert_refused(
-        r"2 of 8 actions are out of bounds by up to 2, the first at .*episode 0, step 2: the environment takes "
-        r"3 numbers in \[-1, 1\]\. To clip them, pass --clip-actions",
+        r"2 of 8 actions are out of bounds by up to 2, the first at .*episode 0, step 2, which has 1\.25: "
+        r"the environment takes 3 numbers in \[-1, 1\]\. To clip them, pass --clip-actions",
         path,
     )
     for _ in range(2):  # also from the cache
@@ -243,6 +243,16 @@ def test_a_choice_that_does_not_exist_is_refused() -> None:
     arrays = d4rl_arrays() | {"observations": np.zeros((8, 4)), "actions": np.array([0, 1, 2, 0, 0, 0, 0, 0])}
     path = str(write_d4rl(Path("cartpole.hdf5"), arrays, env_id="CartPole-v1"))
     assert_refused("episode 0, step 2: actions must be choices among 2, not 2", path)
+
+
+def test_actions_are_shown_with_all_digits() -> None:
+    arrays = d4rl_arrays()
+    arrays["actions"][2, 1] = 1.0000001
+    path = str(write_d4rl(Path("outside.hdf5"), arrays, env_id="Hopper-v5"))
+    assert_refused(r"1 of 8 actions .* step 2, which has 1\.0000001: the environment takes", path)
+    arrays |= {"observations": np.zeros((8, 4)), "actions": np.array([[0, 1, 1.0000001, 0, 0, 0, 0, 0]]).T}
+    path = str(write_d4rl(Path("cartpole.hdf5"), arrays, env_id="CartPole-v1"))
+    assert_refused(r"step 2: actions must be choices among 2, not 1\.0000001 ", path)
 
 
 def test_an_environment_without_a_limit_gets_one() -> None:

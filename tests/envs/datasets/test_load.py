@@ -425,6 +425,15 @@ def test_a_damaged_or_cleared_cache_is_rebuilt() -> None:
     assert_holds(load_dataset(path).trajectories, d4rl_arrays())
 
 
+def test_damage_does_not_reach_joined_data() -> None:
+    path = hopper_file()
+    actions = load_dataset(path).store.folder / "actions.f32"
+    actions.write_bytes(bytes(actions.stat().st_size))
+    assert_refused(f"{path}+{path}", r"is damaged.*python -m envs cache --clear")
+    cache.clear_cache()
+    assert load_dataset(f"{path}+{path}").trajectories.actions.any()
+
+
 def test_clearing_deletes_only_what_it_names() -> None:
     load_dataset(hopper_file())
     unrelated, download = cache.cache_folder() / "mine.txt", cache.downloads_folder() / "by-hand.hdf5"
