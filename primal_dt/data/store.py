@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
 from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
+from primal_dt.system.files import check_regular, name_errors, read_text
 
 __all__ = ["Store", "StoreError", "open_store", "write_store"]
 
@@ -87,7 +88,8 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
     parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=PARTIAL_PREFIX, dir=parent))
     try:
-        folder = parent / _write_files(partial, episodes)
+        with name_errors(parent):
+            folder = parent / _write_files(partial, episodes)
         try:
             partial.rename(folder)
         except OSError:
@@ -165,7 +167,7 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
 def open_store(folder: Path) -> Store:
     """Open a store. Its arrays are memory-mapped and read on use."""
     try:
-        description = json.loads((folder / "store.json").read_text())
+        description = json.loads(read_text(folder / "store.json"))
         if description["format"] != FORMAT:
             raise StoreError(f"{folder} has format {description['format']}, but this code reads format {FORMAT}")
         n, e = description["num_steps"], description["num_episodes"]
@@ -196,6 +198,7 @@ def open_store(folder: Path) -> Store:
 
 def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
     path = (folder / name).with_suffix(_suffix(name))
+    check_regular(path)
     dtype = np.dtype(ARRAYS[name])
     expected, size = int(np.prod(shape)) * dtype.itemsize, path.stat().st_size
     if size != expected:

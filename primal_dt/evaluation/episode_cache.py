@@ -15,7 +15,7 @@ from typing import Any
 
 from primal_dt.evaluation.callbacks import Callback
 from primal_dt.evaluation.rollout import Episode
-from primal_dt.system.files import check_writable
+from primal_dt.system.files import check_folder, check_writable, name_errors, open_regular, read_text
 
 __all__ = ["EpisodeCache", "file_digest"]
 
@@ -38,12 +38,16 @@ class EpisodeCache(Callback):
         depends_on: what episodes depend on, apart from target and seed. The file is named by its digest, and its first
             line holds it as JSON.
         fresh: ignore the episodes in the file. New episodes are appended and take precedence over old ones.
+
+    Raises:
+        OSError: if the folder is a link, or if its file is not a regular one.
     """
 
     def __init__(self, folder: Path, depends_on: Mapping[str, Any], *, fresh: bool = False) -> None:
         text = json.dumps(depends_on, sort_keys=True)
         self._path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         self._first_line = text
+        check_folder(folder)
         try:
             check_writable(folder)
             self._is_writable = True
@@ -51,7 +55,7 @@ class EpisodeCache(Callback):
             log.warning("episodes are not cached: %s: %s", error.filename, error.strerror)
             self._is_writable = False
         self._known: dict[tuple[float | None, int], Episode] = {}
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = read_text(self._path).splitlines() if self._path.exists() else []
         for line in [] if fresh else lines[1:]:
             try:
                 self._remember(Episode(**json.loads(line)))
@@ -68,7 +72,7 @@ class EpisodeCache(Callback):
         if not self._is_writable:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a+b") as file:
+        with name_errors(self._path), open_regular(self._path, "a+b") as file:
             if file.tell() == 0:
                 file.write(self._first_line.encode() + b"\n")
             else:  # a process that was killed while writing leaves an incomplete line

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from primal_dt.system.files import atomic_write
+from primal_dt.system.files import atomic_write, check_regular, name_errors, open_regular, read_text
 
 __all__ = ["MetricsLog", "curve_of", "read_metrics"]
 
@@ -32,7 +33,7 @@ def read_metrics(folder: Path) -> list[Line]:
     if not path.exists():
         return []
     lines = []
-    for line in path.read_text().splitlines():
+    for line in read_text(path).splitlines():
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
@@ -59,8 +60,10 @@ class MetricsLog:
         with atomic_write(folder / METRICS) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in self.lines)
         for old in folder.glob("events.out.tfevents.*"):
+            check_regular(old)
             old.unlink()
-        self._file = (folder / METRICS).open("a")
+        self._folder = folder
+        self._file = open_regular(folder / METRICS, "ab")
         self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_SECONDS)
         for name, text in texts.items():
             self._writer.add_text(name, text, 0)
@@ -71,15 +74,17 @@ class MetricsLog:
         """Append a point, and flush it to disk."""
         line = {"step": step, "time": time.time(), **scalars}
         self.lines.append(line)
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
+        with name_errors(self._folder / METRICS):
+            self._file.write(json.dumps(line).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
         self._add_to_curves(line)
 
     def _add_to_curves(self, line: Line) -> None:
-        for name, value in line.items():
-            if name not in ("step", "time"):
-                self._writer.add_scalar(name, value, line["step"], walltime=line["time"])
+        with name_errors(self._folder):
+            for name, value in line.items():
+                if name not in ("step", "time"):
+                    self._writer.add_scalar(name, value, line["step"], walltime=line["time"])
 
     def finish(
         self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str], *, first: Iterable[str] = ()
@@ -105,5 +110,5 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flush and close all files."""
-        self._file.close()
-        self._writer.close()
+        with name_errors(self._folder), closing(self._writer), name_errors(self._folder / METRICS):
+            self._file.close()

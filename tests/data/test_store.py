@@ -1,5 +1,6 @@
 """Trajectories on disk: stores are complete or absent, and round-trip."""
 
+import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.store import StoreError, open_store, write_store
 from primal_dt.data.trajectories import Trajectory
+from tests.conftest import file_size_limit
 
 
 def episodes(*lengths: int, seed: int = 0, width: int = 3) -> list[Trajectory]:
@@ -172,3 +174,23 @@ def test_damaged_stores_are_refused(
         path.write_bytes(change(old))
     with pytest.raises(StoreError, match=message):
         open_store(path.parent)
+
+
+@pytest.mark.parametrize("name", ["store.json", "actions.f32"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_links_and_pipes_in_a_store_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    folder = tmp_path / write_store(tmp_path, episodes(5)).fingerprint
+    outside = (folder / name).rename(tmp_path / name)
+    if kind == "link":
+        (folder / name).symlink_to(outside)
+    else:
+        os.mkfifo(folder / name)
+    with pytest.raises(StoreError, match=f"not a regular file: .*{name}"):
+        open_store(folder)
+
+
+def test_a_full_disk_names_the_folder_of_stores(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large") as caught, file_size_limit(1000):
+        write_store(tmp_path, episodes(500))
+    assert caught.value.filename == str(tmp_path)
+    assert names(tmp_path) == []
