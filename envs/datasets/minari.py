@@ -35,7 +35,7 @@ from envs.spaces import ActionBounds, Space, action_bounds, flat_width, flatten_
 from envs.specifications import parse_specification
 from envs.tasks import Spaces, Task
 from primal_dt.data.trajectories import Trajectory
-from primal_dt.system.files import check_folder
+from primal_dt.system.files import check_folder, check_space, name_errors
 from primal_dt.task import Reference, Specification
 
 __all__ = [
@@ -58,6 +58,8 @@ EPISODES_PER_OPEN = 50
 """Episodes read before the file is reopened. HDF5 caches what it reads of an open file, about 60 kB per episode."""
 STEPS_PER_WRITE = 50_000
 """Minimum steps per write: about the number of steps in memory at a time."""
+INDEX_BYTES = 4096
+"""Maximum bytes that HDF5 adds to each array and to each group."""
 REPLACED = ".replaced"
 """The folder in staging of a data set that is being replaced. No name of a data set begins like this."""
 log = logging.getLogger(__name__)
@@ -328,6 +330,7 @@ def write_minari(
         if spec is not None and callable(made := spec.entry_point):  # which cannot be written as JSON
             spec.entry_point = f"{made.__module__}:{getattr(made, '__qualname__', type(made).__qualname__)}"
         reference = task.environment.reference
+        _check_fit(staging, dataset_id, first)
         with datasets_path(staging):
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
@@ -341,9 +344,33 @@ def write_minari(
             )
         env.close()
         for block in blocks:
+            _check_fit(staging, dataset_id, block)
             dataset.update_dataset_from_buffer(block)
         dataset.storage.update_metadata(dict(metadata))
     return minari_folder(dataset_id)
+
+
+def _check_fit(staging: Path, dataset_id: str, block: Iterable[Any]) -> None:
+    """Check that there is space for a block. If a write of HDF5 fails, the library may crash the process.
+
+    Raises:
+        OSError: if there is not enough.
+    """
+    file = staging / dataset_id / "data" / "main_data.hdf5"
+    size = sum(
+        _size_in_hdf5([buffer.observations, buffer.actions, buffer.rewards, buffer.terminations, buffer.truncations])
+        for buffer in block
+    )
+    with name_errors(minari_folder(dataset_id)):
+        check_space(staging, size, start=file.stat().st_size if file.exists() else 0)
+
+
+def _size_in_hdf5(values: Any) -> int:
+    """An upper bound of the bytes that arrays take in a file: HDF5 pads them to whole chunks and adds an index."""
+    if isinstance(values, Mapping | list | tuple):
+        parts = values.values() if isinstance(values, Mapping) else values
+        return sum(map(_size_in_hdf5, parts)) + INDEX_BYTES
+    return 2 * int(np.asarray(values).nbytes) + INDEX_BYTES
 
 
 def check_name(dataset_id: str) -> None:

@@ -250,6 +250,14 @@ def test_staging_is_not_written_through_a_link(staging: Path, tmp_path: Path) ->
     assert [path.name for path in outside.rglob("*")] == [".replaced"]
 
 
+@pytest.mark.parametrize("lengths", [(1,) * 200, (1000,), (1000, 1, 300)])
+def test_space_for_a_block_is_an_upper_bound(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("envs.datasets.minari.check_space", lambda folder, size, start: asked.append(size))
+    used = (write_small_minari(lengths=lengths) / MAIN).stat().st_size
+    assert used <= sum(asked) <= 3 * used
+
+
 def test_the_remains_of_a_killed_process_are_deleted(staging: Path) -> None:
     (staging / "junk").mkdir(parents=True)
     write_small_minari()
