@@ -50,8 +50,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, MemoryError):
         said = f" ({error})" if str(error) else ""
         return (
-            f"there is not enough memory{said}. End other programs, or use less: smaller --batch-size, --context and "
-            "--width to train, smaller --envs to evaluate"
+            f"there is not enough memory{said}. End other programs, or use less: --accumulate 2 or a smaller --width "
+            "to train, a smaller --envs to evaluate"
         )
     return str(error)
 

@@ -36,6 +36,6 @@ def test_memory_shortage_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="2305843009213693952 bytes") as caught, memory_errors():
         torch.empty(2**61, dtype=torch.uint8)
     assert explain(caught.value).startswith("there is not enough memory")
-    assert "smaller --batch-size" in explain(caught.value)
+    assert "--accumulate 2" in explain(caught.value)
     with pytest.raises(RuntimeError, match="tensor size"), memory_errors():
         torch.ones(2) @ torch.ones(3)
