@@ -42,6 +42,7 @@ from primal_dt.evaluation.score import target_text
 from primal_dt.evaluation.trained_run import TrainedRun, open_run
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.system.files import check_writable
+from primal_dt.system.process import memory_errors
 from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.task import Specification
@@ -57,7 +58,8 @@ def main() -> int:
     try:
         config = tyro.cli(EvaluateConfig, description=__doc__)
         check_writable(config.folder)
-        evaluations, failures = evaluate_behavior(config) if config.policy else evaluate_runs(config)
+        with memory_errors():
+            evaluations, failures = evaluate_behavior(config) if config.policy else evaluate_runs(config)
         if evaluations:
             report = Report.of(
                 evaluations,
@@ -66,8 +68,12 @@ def main() -> int:
                 failures=() if config.policy else failures,  # a behavior policy's are its notes
             )
             publish(report, config)
-    except (RolloutError, ValueError, OSError) as error:
+    except (RolloutError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_MISTAKE
+    except (OSError, MemoryError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
+        print("finished episodes of runs are cached; to resume, give the same command", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         print("stopped; finished episodes of runs are cached", file=sys.stderr)

@@ -47,11 +47,12 @@ from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.system.files import check_writable
-from primal_dt.system.process import StopRequest, StopRequestedError, catch_signals, keep_freed_memory
+from primal_dt.system.process import StopRequest, StopRequestedError, catch_signals, keep_freed_memory, memory_errors
 from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.task import RunTask
 from primal_dt.training.arguments import parse_config, resume_config
+from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.distributed import Processes, join_processes
 from primal_dt.training.guidance import MIN_HORIZON, Guidance, value_range
 from primal_dt.training.progress import TrainingProgress
@@ -71,9 +72,9 @@ def main() -> int:
     begin_program()
     try:
         config, record = parse(sys.argv[1:])
-        with join_processes(config.run.device) as processes:
+        with memory_errors(), join_processes(config.run.device) as processes:
             return train(config, record, processes)
-    except (RolloutError, ValueError, OSError) as error:
+    except (RolloutError, ValueError, OSError, MemoryError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
@@ -104,7 +105,12 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
             return follow(config, trainer, verification)
         folder = Path(config.run.resume) if config.run.resume else new_folder(config, dataset, trainer)
         with lock_run(folder):
-            return run(folder, config, dataset, verification, trainer, request)
+            try:
+                with memory_errors():
+                    return run(folder, config, dataset, verification, trainer, request)
+            except (OSError, MemoryError) as error:
+                print(f"error: {explain(error)}\n{how_to_resume(folder)}", file=sys.stderr)
+                return EXIT_MISTAKE
 
 
 def run(
@@ -167,13 +173,24 @@ def run(
         print(f"error: {error}; the last good checkpoint: {recorder.last_checkpoint()}", file=sys.stderr)
         return EXIT_BAD_LOSS
     if request.signal is not None:
-        again = shlex.join(["python", sys.argv[0], "--resume", str(folder)])
-        print(f"stopped after step {recorder.saved_step:,}; to resume: {again}")
+        print(f"stopped after step {recorder.saved_step:,}; to resume: {resume_command(folder)}")
         return 128 + request.signal
     if episodes:
         publish(recorder, episodes, folder / "report")
     print(f"run folder: {folder}\ncheckpoint: {recorder.last_checkpoint()}\ncurves:     {curves}")
     return 0
+
+
+def how_to_resume(folder: Path) -> str:
+    """Return a run's last checkpoint, and the command that resumes from it."""
+    saved = CheckpointFolder(folder / "checkpoints").paths()
+    last = saved[-1] if saved else "none (nothing was saved yet)"
+    return f"last checkpoint: {last}\nto resume: {resume_command(folder)}"
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that resumes a run."""
+    return shlex.join(["python", sys.argv[0], "--resume", str(folder)])
 
 
 def follow(config: Config, trainer: Trainer, verification: Verification) -> int:

@@ -24,6 +24,7 @@ from envs.datasets.suites import listing, name_of_file
 from envs.errors import DataError
 from envs.tasks import ENVIRONMENTS, task_of
 from primal_dt.data.store import StoreError
+from primal_dt.system.process import memory_errors
 from primal_dt.system.table import format_table
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.task import Specification
@@ -208,16 +209,19 @@ def main() -> None:
     """Run a command. Errors that a user can fix are printed without a traceback."""
     begin_program()
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"list": list_datasets, "info": info, "record": record, "cache": show_cache},
-            prog="python -m envs",
-            description="List, inspect and record data sets, and manage the cache.",
-        )
+        with memory_errors():
+            tyro.extras.subcommand_cli_from_dict(
+                {"list": list_datasets, "info": info, "record": record, "cache": show_cache},
+                prog="python -m envs",
+                description="List, inspect and record data sets, and manage the cache.",
+            )
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (DataError, StoreError, OSError) as error:
-        sys.exit(f"error: {explain(error)}")
+    except (DataError, StoreError) as error:
+        sys.exit(f"error: {error}")
+    except (OSError, MemoryError) as error:
+        sys.exit(f"error: {explain(error)}\nno incomplete data set was saved; give the same command to start again")
     except KeyboardInterrupt:
         print("interrupted; no incomplete data set was saved", file=sys.stderr)
         sys.exit(130)

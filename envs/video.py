@@ -9,6 +9,7 @@ from envs.errors import DataError
 from envs.make import Env, make_environment
 from envs.tasks import Task
 from primal_dt.evaluation.rollout import Episode, Policy, rollout
+from primal_dt.system.files import check_regular
 
 __all__ = ["check_video", "record_video"]
 
@@ -92,6 +93,8 @@ def record_video(policy: Policy, task: Task, path: Path, *, target: float | None
     environment = _make_filmed(task)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial.mp4")  # ffmpeg selects the format by the suffix
+    check_regular(path)
+    partial.unlink(missing_ok=True)  # ffmpeg would write through a link
     try:
         environment.reset(seed=seed)
         height, width, _ = np.asarray(environment.render(), np.uint8).shape

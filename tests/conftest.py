@@ -4,6 +4,8 @@ import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +43,18 @@ def small_data(path: Path) -> str:
     arrays = d4rl_arrays((30,) * 20)
     arrays["actions"] = np.tanh(arrays["observations"][:, :3])
     return str(write_d4rl(path, arrays, env_id="Hopper-v5"))
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """Make writes beyond this size of a file fail, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run_program(program: ModuleType, patch: pytest.MonkeyPatch, *arguments: Any) -> int:

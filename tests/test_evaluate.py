@@ -1,6 +1,7 @@
 """``evaluate.py`` from the command line: it runs the missing episodes, loses none, and explains mistakes."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -31,7 +32,7 @@ from primal_dt.evaluation.evaluate import evaluate_episodes
 from primal_dt.evaluation.plots import plot_report
 from primal_dt.evaluation.rollout import Episode, RolloutError
 from primal_dt.training.checkpoint import load_checkpoint
-from tests.conftest import ON_ONE_CORE, SMALL, run_program, small_data
+from tests.conftest import ON_ONE_CORE, SMALL, file_size_limit, run_program, small_data
 
 pytestmark = pytest.mark.xdist_group("evaluate")  # one process trains the runs for all tests
 Call = Callable[..., tuple[str, str]]
@@ -442,6 +443,59 @@ def test_the_cache_survives_an_incomplete_line(tmp_path: Path) -> None:
     assert cache().get(1.0, 5) == episodes[2]
     assert cache(fresh=True).get(1.0, 2) is None
     assert EpisodeCache(tmp_path, {"checkpoint": "def"}).get(1.0, 2) is None
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "linked folder"])
+def test_nothing_is_written_through_a_link(run: Path, call: Call, kind: str) -> None:
+    call(run, "--episodes", 1)
+    (cache,) = (run / "evaluations").iterdir()
+    outside = cache.rename("outside").absolute()
+    before = outside.read_bytes()
+    refused, message = cache, "it is a link, a pipe, a device or a folder, not a regular file"
+    if kind == "pipe":
+        os.mkfifo(cache)
+    elif kind == "link":
+        cache.symlink_to(outside)
+    else:
+        refused, message = cache.parent, "it is a link or a file, not a folder"
+        cache.parent.rmdir()
+        cache.parent.symlink_to(outside.parent)
+    _, err = call(run, "--episodes", 2, code=1)
+    assert f"{refused} cannot be used: {message}" in err
+    assert outside.read_bytes() == before
+
+
+def test_a_piped_metrics_file_is_refused(run: Path, call: Call) -> None:
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    assert f"{run / 'metrics.jsonl'} cannot be used: it is a link, a pipe" in call(run, "--episodes", 1, code=1)[1]
+
+
+def test_runs_in_a_linked_folder_are_evaluated(run: Path, call: Call, episodes_run: Pairs) -> None:
+    Path("elsewhere").symlink_to(run.parent)
+    call(Path("elsewhere") / run.name, "--episodes", 1)
+    call(run, "--episodes", 1)
+    assert len(episodes_run) == 2
+
+
+def test_a_full_disk_ends_in_a_message(run: Path, call: Call, episodes_run: Pairs) -> None:
+    call(run, "--episodes", 1)
+    (cache,) = (run / "evaluations").iterdir()
+    with file_size_limit(cache.stat().st_size + 150):
+        _, err = call(run, "--episodes", 3, code=1)
+    error, advice = err.splitlines()[-2:]
+    assert error == f"error: {cache} cannot be used: File too large. Raise the limit of file sizes (ulimit -f)"
+    assert advice == "finished episodes of runs are cached; to resume, give the same command"
+    call(run, "--episodes", 3)
+    assert len(episodes_run) == 2 + 4 + 3  # one of the four was cached before the limit
+
+
+@pytest.mark.parametrize("shortage", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_missing_memory_ends_in_a_message(run: Path, call: Call, shortage: Exception) -> None:
+    with failing_at_episode(1, shortage):
+        error, advice = call(run, "--episodes", 2, code=1)[1].splitlines()[-2:]
+    assert error.startswith("error: there is not enough memory")
+    assert advice == "finished episodes of runs are cached; to resume, give the same command"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +42,7 @@ from primal_dt.training.guidance import ValueRange
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import lock_run
 from primal_dt.training.trainer import Trainer
-from tests.conftest import ON_ONE_CORE, SMALL, data_variables, run_program, small_data
+from tests.conftest import ON_ONE_CORE, SMALL, data_variables, file_size_limit, run_program, small_data
 from tests.envs.files import d4rl_arrays, write_d4rl
 from tests.training import test_metrics_log
 
@@ -457,17 +457,17 @@ def test_nonfinite_values_stop_the_run(script: Script, step: int, stop: bool, fo
 
 
 def test_full_disk_leaves_the_last_checkpoint(script: Script, whole: Whole) -> None:
+    """A real limit makes the write fail inside ``torch.save``."""
     save = checkpoint_module.save_checkpoint
 
     def full(path: Path, checkpoint: Any) -> None:
-        if checkpoint.step == 30:
-            raise OSError(28, "No space left on device", str(path))
-        save(path, checkpoint)
+        with file_size_limit(10_000) if checkpoint.step == 30 else nullcontext():
+            save(path, checkpoint)
 
     with script.patch.context() as patch:
         patch.setattr(checkpoint_module, "save_checkpoint", full)
         assert script.start() == 1
-    assert "No space left on device" in script.err()
+    assert_tells_how_to_resume(script.err(), "step-000000030.pt cannot be used: File too large")
     assert load_checkpoint(only_run()).step == 20
     assert script.resume() == 0
     assert_same(only_run(), whole.folder)
@@ -507,6 +507,65 @@ def stored(script: Script, name: str) -> Path:
     load_dataset(script.data)
     (path,) = cache.stores_folder().glob(f"*/{name}.f32")
     return path
+
+
+def assert_tells_how_to_resume(err: str, reason: str) -> None:
+    """The last three lines give the reason, the last checkpoint, of step 20, and the command. There is no traceback."""
+    error, last, again = err.splitlines()[-3:]
+    assert error.startswith("error: ")
+    assert reason in error
+    assert last == f"last checkpoint: {only_run() / 'checkpoints' / 'step-000000020.pt'}"
+    assert again == f"to resume: python train.py --resume {only_run()}"
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("shortage", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_missing_memory_ends_in_a_message(script: Script, shortage: Exception) -> None:
+    def run_out(trainer: Trainer) -> None:
+        raise shortage
+
+    after_update(script.patch, 24, run_out)
+    assert script.start() == 1
+    assert_tells_how_to_resume(script.err(), "there is not enough memory")
+
+
+def test_too_large_a_model_ends_in_a_message(script: Script) -> None:
+    script.patch.setattr(train, "DecisionTransformer", lambda shape: torch.empty(2**61))
+    assert script.start() == 1
+    assert script.err().startswith("error: there is not enough memory")
+
+
+@pytest.mark.parametrize("more", [0, 3000], ids=["metrics", "events"])
+def test_full_disk_while_logging_ends_in_a_message(script: Script, more: int) -> None:
+    """Also if it is TensorBoard's thread that cannot write its file, which is larger than that of the metrics."""
+
+    def fill(trainer: Trainer) -> None:
+        limits.enter_context(file_size_limit((only_run() / "metrics.jsonl").stat().st_size + more))
+
+    with ExitStack() as limits:
+        after_update(script.patch, 24, fill)
+        assert script.start("--save-every-steps", "20", "--eval-every-steps", "0") == 1
+    err = script.err()
+    assert_tells_how_to_resume(err, "cannot be used: File too large")
+    assert f"error: {only_run()}" in err
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "events.out.tfevents.7"])
+def test_resume_writes_nothing_through_a_link(script: Script, finished: Path, name: str) -> None:
+    outside = Path(shutil.copy(finished / "metrics.jsonl", "outside"))
+    before = outside.read_bytes()
+    (finished / name).unlink(missing_ok=True)
+    (finished / name).symlink_to(outside.absolute())
+    assert script.resume(finished) == 1
+    assert f"{finished / name} cannot be used: it is a link" in script.err()
+    assert outside.read_bytes() == before
+
+
+def test_a_run_in_a_linked_folder_resumes(script: Script, finished: Path, whole: Whole) -> None:
+    (finished / "checkpoints" / "step-000000060.pt").unlink()
+    Path("link").symlink_to(finished)
+    assert script.resume(Path("link")) == 0
+    assert_same(finished, whole.folder)
 
 
 def test_resume_with_changed_data_is_refused(script: Script) -> None:

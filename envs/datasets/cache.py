@@ -14,7 +14,7 @@ from typing import Any
 
 import platformdirs
 
-from primal_dt.system.files import atomic_write
+from primal_dt.system.files import atomic_write, read_text
 
 __all__ = [
     "cache_folder",
@@ -56,7 +56,7 @@ def file_identity(path: Path) -> str:
 def read_note(identity: str) -> dict[str, Any] | None:
     """Read the note for an identity; None if there is none or it is unreadable."""
     try:
-        note = json.loads(_note_path(identity).read_text())
+        note = json.loads(read_text(_note_path(identity)))
     except (OSError, ValueError):
         return None
     return note if isinstance(note, dict) else None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from primal_dt.system.files import open_regular
 from primal_dt.system.terminal import Counter
 
 __all__ = ["DownloadError", "download"]
@@ -131,7 +132,7 @@ def _fetch(url: str, part: _Part, stall_seconds: float) -> None:
         total = None if length is None else have + int(length)
         name = part.path.name.removesuffix(".part")
         with (
-            part.path.open("ab") as file,
+            open_regular(part.path, "ab") as file,
             Counter(name, total=total, unit="B", initial=have) as progress,
         ):
             while block := response.read1(BLOCK):

@@ -10,6 +10,7 @@ Axes: T transitions of one episode, S state, A action.
 """
 
 import json
+import logging
 import math
 import os
 import re
@@ -34,6 +35,7 @@ from envs.spaces import ActionBounds, Space, action_bounds, flat_width, flatten_
 from envs.specifications import parse_specification
 from envs.tasks import Spaces, Task
 from primal_dt.data.trajectories import Trajectory
+from primal_dt.system.files import check_folder, check_space, name_errors
 from primal_dt.task import Reference, Specification
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "is_here",
     "minari_folder",
     "open_minari",
+    "restore_replaced",
     "staged",
     "write_minari",
 ]
@@ -57,6 +60,11 @@ EPISODES_PER_OPEN = 50
 """Episodes read before the file is reopened. HDF5 caches what it reads of an open file, about 60 kB per episode."""
 STEPS_PER_WRITE = 50_000
 """Minimum steps per write: about the number of steps in memory at a time."""
+INDEX_BYTES = 4096
+"""Maximum bytes that HDF5 adds to each array and to each group."""
+REPLACED = ".replaced"
+"""The folder in staging of a data set that is being replaced. No name of a data set begins like this."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -327,6 +335,7 @@ def write_minari(
         if spec is not None and callable(made := spec.entry_point):  # which cannot be written as JSON
             spec.entry_point = f"{made.__module__}:{getattr(made, '__qualname__', type(made).__qualname__)}"
         reference = task.environment.reference
+        _check_fit(staging, dataset_id, first)
         with datasets_path(staging):
             dataset = minari.create_dataset_from_buffers(
                 dataset_id,
@@ -340,9 +349,33 @@ def write_minari(
             )
         env.close()
         for block in blocks:
+            _check_fit(staging, dataset_id, block)
             dataset.update_dataset_from_buffer(block)
         dataset.storage.update_metadata(dict(metadata))
     return minari_folder(dataset_id)
+
+
+def _check_fit(staging: Path, dataset_id: str, block: Iterable[Any]) -> None:
+    """Check that there is space for a block. If a write of HDF5 fails, the library may crash the process.
+
+    Raises:
+        OSError: if there is not enough.
+    """
+    file = staging / dataset_id / "data" / "main_data.hdf5"
+    size = sum(
+        _size_in_hdf5([buffer.observations, buffer.actions, buffer.rewards, buffer.terminations, buffer.truncations])
+        for buffer in block
+    )
+    with name_errors(minari_folder(dataset_id)):
+        check_space(staging, size, start=file.stat().st_size if file.exists() else 0)
+
+
+def _size_in_hdf5(values: Any) -> int:
+    """An upper bound of the bytes that arrays take in a file: HDF5 pads them to whole chunks and adds an index."""
+    if isinstance(values, Mapping | list | tuple):
+        parts = values.values() if isinstance(values, Mapping) else values
+        return sum(map(_size_in_hdf5, parts)) + INDEX_BYTES
+    return 2 * int(np.asarray(values).nbytes) + INDEX_BYTES
 
 
 def check_name(dataset_id: str) -> None:
@@ -407,43 +440,64 @@ def _blocks(episodes: Iterable[RecordedEpisode]) -> Iterator[list[Any]]:
 def staged(dataset_id: str, *, replace: bool = False) -> Iterator[Path]:
     """Create a data set in a temporary folder and move it to its final place if the block succeeds.
 
-    If the block fails, nothing is moved.
+    If the block fails, nothing is moved. If a process was killed while it replaced the data set, the old one is
+    restored first.
 
     Raises:
         DataError: if the name is invalid, or if it exists and ``replace`` is False.
     """
     check_name(dataset_id)
     root = minari_folder()
+    staging = _staging(dataset_id)
     with dataset_lock(dataset_id):
+        _clear(staging, dataset_id)  # left by a process that was killed
         if is_here(dataset_id) and not replace:
             raise DataError(
                 f"the data set {dataset_id!r} already exists in {root / dataset_id}: choose another name, or replace "
                 "it (--overwrite)"
             )
-        staging = root / (".partial-" + dataset_id.replace("/", "__"))  # Minari skips hidden folders
-        shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
         staging.mkdir(parents=True)
         try:
             yield staging
             _take_place(staging, root, dataset_id)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            _clear(staging, dataset_id)
+
+
+def restore_replaced(dataset_id: str) -> None:
+    """Restore a data set if a process was killed while it replaced it."""
+    if (_staging(dataset_id) / REPLACED).exists():
+        with dataset_lock(dataset_id):
+            _clear(_staging(dataset_id), dataset_id)
+
+
+def _staging(dataset_id: str) -> Path:
+    return minari_folder() / (".partial-" + dataset_id.replace("/", "__"))  # Minari skips hidden folders
+
+
+def _clear(staging: Path, dataset_id: str) -> None:
+    """Delete the staging folder. A replaced data set in it is restored first, unless the new one is in place.
+
+    Raises:
+        OSError: if it cannot be restored, or if staging is a link. Nothing is deleted then.
+    """
+    check_folder(staging)
+    old, target = staging / REPLACED, minari_folder(dataset_id)
+    if os.path.lexists(old) and not os.path.lexists(target):
+        old.rename(target)
+        log.warning("%s is restored: its replacement was interrupted", dataset_id)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _take_place(staging: Path, root: Path, dataset_id: str) -> None:
-    target, old = root / dataset_id, staging / "replaced"
+    target = root / dataset_id
     target.parent.mkdir(parents=True, exist_ok=True)
     for file in staging.rglob("namespace_metadata.json"):
         if not (there := root / file.relative_to(staging)).exists():
             file.rename(there)
     if target.exists():
-        target.rename(old)
-    try:
-        (staging / dataset_id).rename(target)
-    except BaseException:
-        if old.exists():
-            old.rename(target)
-        raise
+        target.rename(staging / REPLACED)
+    (staging / dataset_id).rename(target)  # if it fails, the old one is restored from staging
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from envs.datasets.minari import (
     is_here,
     minari_folder,
     open_minari,
+    restore_replaced,
     staged,
 )
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, DatasetName, builtin_name, parse_name
@@ -53,6 +54,7 @@ def find_here(name: str) -> EpisodeSource | None:
         raise DataError(_unknown(name))
     if known is not None and known.source == "d4rl":
         return _open_for(path, known) if (path := d4rl_path(known)).exists() else None
+    restore_replaced(name)
     return open_minari(minari_folder(name)) if is_here(name) else None
 
 

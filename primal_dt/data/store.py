@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
 from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
+from primal_dt.system.files import name_errors, open_regular, read_text
 from primal_dt.system.staging import staging_folder
 
 __all__ = ["Store", "StoreError", "Verification", "open_store", "write_store"]
@@ -51,7 +52,7 @@ class _MappedFile:
 
     def __init__(self, path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
         self.path = path
-        self._file = path.open("rb")
+        self._file = open_regular(path, "rb")
         weakref.finalize(self, self._file.close)
         self._state = self._size_and_time()
         expected, size = int(np.prod(shape)) * np.dtype(dtype).itemsize, self._state[0]
@@ -174,7 +175,8 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
     with that fingerprint exists, it is left unchanged, or replaced if it is damaged.
     """
     with staging_folder(parent) as partial:
-        folder = parent / _write_files(partial, episodes)
+        with name_errors(parent):
+            folder = parent / _write_files(partial, episodes)
         try:
             partial.rename(folder)
         except OSError:
@@ -262,7 +264,7 @@ def _add_to_digest(digest: "hashlib._Hash", rows: dict[str, NDArray[Any]]) -> No
 def open_store(folder: Path) -> Store:
     """Open a store. Its arrays are memory-mapped and read on use, and their contents are not verified."""
     try:
-        description = json.loads((folder / "store.json").read_text())
+        description = json.loads(read_text(folder / "store.json"))
         if description["format"] != FORMAT:
             raise StoreError(f"{folder} has format {description['format']}, but this code reads format {FORMAT}")
         n, e = description["num_steps"], description["num_episodes"]

@@ -8,6 +8,7 @@ the number of environments. A file has one line for each episode, which is ident
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from typing import Any
 
 from primal_dt.evaluation.callbacks import Callback
 from primal_dt.evaluation.rollout import Episode
-from primal_dt.system.files import check_writable
+from primal_dt.system.files import check_folder, check_writable, name_errors, open_regular
 
 __all__ = ["EpisodeCache", "file_digest"]
 
@@ -39,12 +40,16 @@ class EpisodeCache(Callback):
         depends_on: what episodes depend on, apart from target and seed. The file is named by its digest, and its first
             line holds it as JSON.
         fresh: ignore the episodes in the file. New episodes are appended and take precedence over old ones.
+
+    Raises:
+        OSError: if the folder is a link, or if its file is not a regular one.
     """
 
     def __init__(self, folder: Path, depends_on: Mapping[str, Any], *, fresh: bool = False) -> None:
         text = json.dumps(depends_on, sort_keys=True)
         self._path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
         self._first_line = text
+        check_folder(folder)
         try:
             check_writable(folder)
             self._is_writable = True
@@ -52,7 +57,10 @@ class EpisodeCache(Callback):
             log.warning("episodes are not cached: %s: %s", error.filename, error.strerror)
             self._is_writable = False
         self._known: dict[tuple[float | None, int], Episode] = {}
-        lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
+        lines: list[bytes] = []
+        if os.path.lexists(self._path):
+            with open_regular(self._path, "rb") as file:
+                lines = file.read().split(b"\n")
         for line in [] if fresh else lines[1:]:
             episode = _episode(line)
             if episode is not None:  # else the line is incomplete or damaged: the episode is run again
@@ -68,7 +76,7 @@ class EpisodeCache(Callback):
         if not self._is_writable:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a+b") as file:
+        with name_errors(self._path), open_regular(self._path, "a+b") as file:
             if file.tell() == 0:
                 file.write(self._first_line.encode() + b"\n")
             else:  # a process that was killed while writing leaves an incomplete line

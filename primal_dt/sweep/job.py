@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from primal_dt.config import PRESETS, Config, without_earlier_values
 from primal_dt.data.names import join_names, split_names
-from primal_dt.system.files import atomic_write
+from primal_dt.system.files import atomic_write, read_text
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
@@ -137,7 +137,7 @@ class Job:
         A trained job whose last checkpoint is missing counts as queued again.
         """
         try:
-            content = json.loads(self._record_path.read_text())
+            content = json.loads(read_text(self._record_path))
             record = JobRecord(**content | {"errors": tuple(content["errors"])})
         except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # missing, or any other content
             return JobRecord(self.identity)

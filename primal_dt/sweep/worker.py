@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from primal_dt.sweep.job import Job, JobRecord
+from primal_dt.system.files import open_regular
 
 __all__ = ["Programs", "run_job"]
 
@@ -106,7 +107,7 @@ def _run(command: list[str], job: Job, attempt: int, programs: Programs) -> str:
         SupersededError: if a newer attempt was started.
     """
     job.log_path.parent.mkdir(parents=True, exist_ok=True)
-    with job.log_path.open("ab") as log, tempfile.TemporaryFile("w+") as output:
+    with open_regular(job.log_path, "ab") as log, tempfile.TemporaryFile("w+") as output:
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
         process = subprocess.Popen(

@@ -1,16 +1,32 @@
-"""Atomic writes of files, and checks of folders."""
+"""Atomic writes of files, and checks of files, folders and space."""
 
 import errno
 import os
+import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 
-__all__ = ["atomic_write", "check_writable", "lock_folder", "remove_partial"]
+__all__ = [
+    "atomic_write",
+    "check_folder",
+    "check_regular",
+    "check_space",
+    "check_writable",
+    "lock_folder",
+    "name_errors",
+    "open_regular",
+    "read_text",
+    "remove_partial",
+]
+
+NOT_REGULAR = "it is a link, a pipe, a device or a folder, not a regular file"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -18,11 +34,16 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when the block ends. It then survives a power failure.
 
     If the block raises, an existing file of that name is unchanged.
+
+    Raises:
+        OSError: if a write fails, or if something that is not a regular file has that name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_regular(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    partial.unlink(missing_ok=True)
     try:
-        with partial.open("wb") as file:
+        with name_errors(path), partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -30,6 +51,72 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         partial.unlink(missing_ok=True)
     _flush_folder(path.parent)
+
+
+def open_regular(path: Path, mode: Literal["rb", "ab", "a+b"]) -> BinaryIO:
+    """Open a regular file. Unlike ``path.open``, this follows no link and does not wait for the other end of a pipe.
+
+    Raises:
+        OSError: if the path is something else.
+    """
+
+    def open_descriptor(name: str, flags: int) -> int:
+        check_regular(path)
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # it may change after the check
+        return os.open(name, flags, 0o666)
+
+    return open(path, mode, opener=open_descriptor)
+
+
+def read_text(path: Path) -> str:
+    """Read a regular file of UTF-8 text."""
+    with open_regular(path, "rb") as file:
+        return file.read().decode()
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError if a path exists and is not a regular file. A link is not one, whatever it leads to."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+
+
+def check_folder(path: Path) -> None:
+    """Raise OSError if a path exists and is not a folder. A link is not one, whatever it leads to."""
+    if os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link or a file, not a folder", str(path))
+
+
+def check_space(folder: Path, num_bytes: int, *, start: int = 0) -> None:
+    """Check that a file in a folder can grow by ``num_bytes`` from the size ``start``. Nothing is changed.
+
+    Raises:
+        OSError: if the disk, the quota or the file-size limit does not allow it.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), start, num_bytes)
+        except OSError as error:
+            if error.errno in NO_SPACE:  # others: the file system cannot reserve space
+                raise
+
+
+@contextmanager
+def name_errors(path: Path) -> Iterator[None]:
+    """Add a path to the errors of failed writes, which the system raises without one.
+
+    ``torch.save`` replaces such an error by a RuntimeError that does not give the reason. The original is raised.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        if cause.filename is None and cause.errno is not None:
+            cause.filename = str(path)
+        raise cause from None
 
 
 def check_writable(folder: Path) -> None:
@@ -49,6 +136,7 @@ def check_writable(folder: Path) -> None:
 @contextmanager
 def lock_folder(folder: Path, message: str) -> Iterator[None]:
     """Keep other processes out of a folder. If one is in it, raise ValueError with this message."""
+    check_regular(folder / ".lock")
     try:
         with FileLock(folder / ".lock", timeout=0):
             yield

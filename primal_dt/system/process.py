@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "StopRequestedError", "catch_signals", "keep_freed_memory"]
+__all__ = ["StopRequest", "StopRequestedError", "catch_signals", "keep_freed_memory", "memory_errors"]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt, from glibc's malloc.h."""
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "Storage size calculation overflowed",
+    "out of memory",
+    "std::bad_alloc",
+    "can't start new thread",
+)
+"""Parts of the messages of RuntimeErrors that torch, CUDA and Python raise if memory runs out."""
 
 
 class StopRequestedError(Exception):
@@ -57,6 +65,17 @@ def catch_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise MemoryError if memory runs out, where torch raises a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(words in str(error) for words in OUT_OF_MEMORY):
+            raise MemoryError(str(error).splitlines()[0]) from error
+        raise
 
 
 def keep_freed_memory() -> bool:

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any, Self
 
@@ -14,22 +15,43 @@ __all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program", "explain"]
 
 SECONDS_BETWEEN_LINES = 30.0
 MEBIBYTE = 2**20
-CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+SHOW_THREAD_ERROR = threading.excepthook
+FOLDERS = "--out for runs and reports, MINARI_DATASETS_PATH for data sets, PRIMAL_DT_CACHE for the cache"
+ADVICE = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), f"Set another folder: {FOLDERS}"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"Free some space, or set another folder: {FOLDERS}"),
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
+}
+"""What a user can do about a path that cannot be used, by the number of the system's error."""
 
 
 def begin_program() -> None:
-    """Set up a program: Ctrl-C raises KeyboardInterrupt, and ``NO_COLOR`` (https://no-color.org) is respected."""
+    """Set up a program.
+
+    Ctrl-C raises KeyboardInterrupt. ``NO_COLOR`` (https://no-color.org) is respected. A failed write in a thread shows
+    no traceback: TensorBoard's thread has the main thread raise the error.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # while scripts import modules, Ctrl-C kills them
+    threading.excepthook = _show_thread_error
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False
 
 
+def _show_thread_error(error: threading.ExceptHookArgs) -> None:
+    if not isinstance(error.exc_value, OSError):
+        SHOW_THREAD_ERROR(error)
+
+
 def explain(error: Exception) -> str:
-    """Return the message of an error, with advice if a folder cannot be written to."""
-    if isinstance(error, OSError) and error.errno in CANNOT_WRITE and error.filename is not None:
+    """Return the message of an error, with advice if a path cannot be used or memory ran out."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        advice = f". {ADVICE[error.errno]}" if error.errno in ADVICE else ""
+        return f"{error.filename} cannot be used: {error.strerror}{advice}"
+    if isinstance(error, MemoryError):
+        said = f" ({error})" if str(error) else ""
         return (
-            f"{error.filename} cannot be used: {error.strerror}. Set another folder: --out for runs and reports, "
-            "MINARI_DATASETS_PATH for data sets, PRIMAL_DT_CACHE for the cache"
+            f"there is not enough memory{said}. End other programs, or use less: --accumulate 2 or a smaller --width "
+            "to train, a smaller --envs to evaluate"
         )
     return str(error)
 

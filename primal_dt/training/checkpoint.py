@@ -28,7 +28,7 @@ from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
-from primal_dt.system.files import atomic_write
+from primal_dt.system.files import atomic_write, check_regular
 from primal_dt.task import RunTask
 
 __all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint"]
@@ -127,7 +127,8 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mma
             warnings.warn(f"{problem}; using {found.name} instead", stacklevel=2)
         return checkpoint
     if not path.is_file():
-        raise CheckpointError(f"the checkpoint {path} does not exist")
+        problem = "is not a regular file" if path.exists() else "does not exist"
+        raise CheckpointError(f"the checkpoint {path} {problem}")
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
             damaged = archive.testzip()
@@ -204,8 +205,11 @@ class CheckpointFolder:
         problems: dict[Path, str] = {}
         for path in reversed(self.paths()):
             try:
+                check_regular(path)
                 return path, load_checkpoint(path, device, mmap=mmap), problems
             except CheckpointError as error:
                 problems[path] = str(error)
+            except OSError as error:
+                problems[path] = f"the checkpoint {path} cannot be used: {error.strerror}"
         found = "; ".join(problems.values()) if problems else "none was saved yet"
         raise CheckpointError(f"there is no readable checkpoint in {self.folder}: {found}")

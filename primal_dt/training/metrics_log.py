@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from primal_dt.system.files import atomic_write
+from primal_dt.system.files import atomic_write, check_regular, name_errors, open_regular
 
 __all__ = ["MetricsLog", "curve_of", "read_metrics", "scan_metrics"]
 
@@ -45,7 +46,8 @@ def scan_metrics(folder: Path) -> tuple[list[Line], str]:
     path = folder / METRICS
     if not path.exists():
         return [], ""
-    *whole, rest = path.read_bytes().split(b"\n")
+    with open_regular(path, "rb") as file:
+        *whole, rest = file.read().split(b"\n")
     is_cut_off = rest.startswith(b"{") and b"}" not in rest  # a point is one flat object
     texts = [*whole, rest] if rest and not is_cut_off else whole
     points = {number: _point(text) for number, text in enumerate(texts, 1)}
@@ -103,8 +105,10 @@ class MetricsLog:
         with atomic_write(folder / METRICS) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in self.lines)
         for old in folder.glob("events.out.tfevents.*"):
+            check_regular(old)
             old.unlink()
-        self._file = (folder / METRICS).open("a")
+        self._folder = folder
+        self._file = open_regular(folder / METRICS, "ab")
         self._writer = SummaryWriter(str(folder), flush_secs=FLUSH_SECONDS)
         for name, text in texts.items():
             self._writer.add_text(name, text, 0)
@@ -115,15 +119,17 @@ class MetricsLog:
         """Append a point, and flush it to disk."""
         line = {"step": step, "time": time.time(), **scalars}
         self.lines.append(line)
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
+        with name_errors(self._folder / METRICS):
+            self._file.write(json.dumps(line).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
         self._add_to_curves(line)
 
     def _add_to_curves(self, line: Line) -> None:
-        for name, value in line.items():
-            if name not in ("step", "time"):
-                self._writer.add_scalar(name, value, line["step"], walltime=line.get("time"))
+        with name_errors(self._folder):
+            for name, value in line.items():
+                if name not in ("step", "time"):
+                    self._writer.add_scalar(name, value, line["step"], walltime=line.get("time"))
 
     def finish(
         self, hyper_parameters: Mapping[str, str | float | bool], scores: Iterable[str], *, first: Iterable[str] = ()
@@ -149,5 +155,5 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flush and close all files."""
-        self._file.close()
-        self._writer.close()
+        with name_errors(self._folder), closing(self._writer), name_errors(self._folder / METRICS):
+            self._file.close()

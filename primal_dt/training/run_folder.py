@@ -10,7 +10,7 @@ from typing import Any
 
 from primal_dt.config import Config, config_from_dict
 from primal_dt.data.names import folder_label
-from primal_dt.system.files import atomic_write, lock_folder, remove_partial
+from primal_dt.system.files import atomic_write, check_folder, lock_folder, read_text, remove_partial
 from primal_dt.system.provenance import provenance
 from primal_dt.task import RunTask
 
@@ -75,7 +75,10 @@ def lock_run(folder: Path) -> Iterator[None]:
 
     Raises:
         ValueError: if another process is training the run.
+        OSError: if a subfolder is a link, through which the run would write elsewhere.
     """
+    for name in ("checkpoints", "evaluations", "report"):
+        check_folder(folder / name)
     with lock_folder(folder, f"{folder} is being trained by another process"):
         for each in (folder, folder / "checkpoints"):
             remove_partial(each)
@@ -107,7 +110,7 @@ def read_record(folder: Path) -> RunRecord:
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give a run folder, such as {folder.parent.parent}")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path))
         return RunRecord(
             config=config_from_dict(content["config"]),
             task=RunTask.from_dict(content["task"]),

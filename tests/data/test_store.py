@@ -15,6 +15,7 @@ import pytest
 from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.store import StoreError, Verification, open_store, write_store
 from primal_dt.data.trajectories import Trajectory
+from tests.conftest import file_size_limit
 
 
 def episodes(*lengths: int, seed: int = 0, width: int = 3) -> list[Trajectory]:
@@ -274,3 +275,23 @@ def test_deleted_store_can_still_be_read(tmp_path: Path) -> None:
     store = write_store(tmp_path, episodes(9, 4))
     shutil.rmtree(tmp_path / store.fingerprint)
     store.verify()
+
+
+@pytest.mark.parametrize("name", ["store.json", "actions.f32"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_links_and_pipes_in_a_store_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    folder = tmp_path / write_store(tmp_path, episodes(5)).fingerprint
+    outside = (folder / name).rename(tmp_path / name)
+    if kind == "link":
+        (folder / name).symlink_to(outside)
+    else:
+        os.mkfifo(folder / name)
+    with pytest.raises(StoreError, match=f"not a regular file: .*{name}"):
+        open_store(folder)
+
+
+def test_a_full_disk_names_the_folder_of_stores(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large") as caught, file_size_limit(1000):
+        write_store(tmp_path, episodes(500))
+    assert caught.value.filename == str(tmp_path)
+    assert names(tmp_path) == []

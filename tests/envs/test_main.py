@@ -12,6 +12,8 @@ import pytest
 
 from envs.__main__ import main
 from envs.datasets.load import load_dataset
+from envs.datasets.minari import minari_folder
+from tests.conftest import file_size_limit
 from tests.envs.files import cut_off_arrays, d4rl_arrays, write_d4rl, write_small_minari
 
 ROOT = Path(__file__).parents[2]
@@ -168,6 +170,32 @@ def test_a_user_error_prints_a_message(command: str, message: str, run: Run) -> 
     error = error_of(run, *command.split())
     assert error.startswith("error: ")
     assert message in error
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")
+def test_a_full_disk_ends_a_recording_with_a_message(run: Run) -> None:
+    with file_size_limit(100_000):
+        error = error_of(run, "record", "primal/hopper/random-v0", "--steps", "500")
+    folder = minari_folder("primal/hopper/random-v0")
+    assert error.splitlines() == [
+        f"error: {folder} cannot be used: File too large. Raise the limit of file sizes (ulimit -f)",
+        "no incomplete data set was saved; give the same command to start again",
+    ]
+    assert not folder.exists()
+    assert not list(minari_folder().glob(".partial-*"))
+
+
+@pytest.mark.parametrize("shortage", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_missing_memory_ends_a_recording_with_a_message(
+    run: Run, shortage: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*arguments: object, **options: object) -> None:
+        raise shortage
+
+    monkeypatch.setattr("envs.behavior.record.run_episode", run_out)
+    error = error_of(run, "record", "primal/hopper/random-v0", "--steps", "500")
+    assert error.startswith("error: there is not enough memory")
+    assert "no incomplete data set was saved" in error
 
 
 def test_the_cache_is_shown_and_cleared(file: str, run: Run) -> None:

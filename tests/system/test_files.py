@@ -1,13 +1,33 @@
-"""Atomic writes, and checks of folders."""
+"""Atomic writes, and checks of files, folders and space."""
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from primal_dt.system.files import atomic_write, check_writable
+from primal_dt.system.files import atomic_write, check_folder, check_space, check_writable, lock_folder, open_regular
 from primal_dt.system.terminal import explain
+from tests.conftest import file_size_limit
+
+KINDS: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, outside: path.symlink_to(outside),
+    "link to nothing": lambda path, outside: path.symlink_to(outside.with_name("nothing")),
+    "pipe": lambda path, outside: os.mkfifo(path),
+    "folder": lambda path, outside: path.mkdir(),
+}
+"""What is not a regular file."""
+
+
+@pytest.fixture(params=KINDS)
+def irregular(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A path that is not a regular file. A link leads to the file ``outside``."""
+    (tmp_path / "outside").write_text("secret\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    KINDS[request.param](folder / ".lock", tmp_path / "outside")
+    return folder / ".lock"
 
 
 def test_file_appears_complete_with_usual_permissions(tmp_path: Path) -> None:
@@ -47,3 +67,82 @@ def test_unwritable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         check_writable(tmp_path / "new" / "folder")
     message = f"{tmp_path} cannot be used: no permission to write there. Set another folder"
     assert explain(caught.value).startswith(message)
+
+
+def write_atomically(path: Path) -> None:
+    with atomic_write(path) as file:
+        file.write(b"one")
+
+
+def lock(path: Path) -> None:
+    with lock_folder(path.parent, "in use"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        write_atomically,
+        lock,
+        lambda path: open_regular(path, "rb"),
+        lambda path: open_regular(path, "ab"),
+        lambda path: open_regular(path, "a+b"),
+    ],
+    ids=["atomic write", "lock", "read", "append", "read and append"],
+)
+def test_what_is_not_a_regular_file_is_refused(irregular: Path, use: Callable[[Path], object]) -> None:
+    mode = irregular.lstat().st_mode
+    with pytest.raises(OSError, match="not a regular file") as caught:
+        use(irregular)
+    assert explain(caught.value).startswith(f"{irregular} cannot be used: it is a link, a pipe")
+    assert irregular.lstat().st_mode == mode
+    assert sorted(path.name for path in irregular.parent.iterdir()) == [".lock"]
+    assert (irregular.parents[1] / "outside").read_text() == "secret\n"
+    assert not (irregular.parents[1] / "nothing").exists()
+
+
+def test_files_in_a_linked_folder_are_used(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    path = tmp_path / "runs" / "file"
+    write_atomically(path)
+    with open_regular(path, "ab") as file:
+        file.write(b", two")
+    assert path.read_bytes() == b"one, two"
+
+
+def test_a_prepared_link_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the partial file can be guessed."""
+    (tmp_path / "outside").write_text("secret")
+    monkeypatch.setattr("primal_dt.system.files.threading.get_ident", lambda: 7)
+    (tmp_path / f".file.{os.getpid()}-7.partial").symlink_to(tmp_path / "outside")
+    write_atomically(tmp_path / "file")
+    assert (tmp_path / "outside").read_text() == "secret"
+
+
+def test_a_linked_folder_is_refused_where_it_is_ours(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new")
+    check_folder(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(NotADirectoryError, match="it is a link or a file"):
+        check_folder(tmp_path / "link")
+
+
+def test_a_failed_write_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(OSError) as caught, file_size_limit(2), atomic_write(path) as file:  # noqa: PT011
+        file.write(b"three")
+    assert explain(caught.value) == f"{path} cannot be used: File too large. Raise the limit of file sizes (ulimit -f)"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")
+def test_missing_space_is_found_in_advance(tmp_path: Path) -> None:
+    with file_size_limit(100_000):
+        check_space(tmp_path, 60_000)
+        check_space(tmp_path, 60_000, start=40_000)
+        with pytest.raises(OSError, match="File too large"):
+            check_space(tmp_path, 60_000, start=50_000)
+    with pytest.raises(OSError, match=r"No space left|File too large"):
+        check_space(tmp_path, 2**60)
+    assert list(tmp_path.iterdir()) == []

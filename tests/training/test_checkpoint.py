@@ -1,5 +1,6 @@
 """Checkpoints are complete, safe to load, and self-contained."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.task import Reference, RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
-from tests.conftest import SHAPE
+from tests.conftest import SHAPE, file_size_limit
 
 
 def make(step: int = 5) -> Checkpoint:
@@ -146,17 +147,13 @@ def test_missing_readable_checkpoint_is_an_error(folder: CheckpointFolder, tmp_p
         CheckpointFolder(tmp_path / "nothing").newest()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_leaves_the_previous_intact(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_file = Path.open
-
-    def full(path: Path, mode: str = "r", *rest: object) -> object:
-        return open_file(Path("/dev/full") if "partial" in path.name else path, mode, *rest)  # type: ignore[call-overload]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", full)
-        with pytest.raises((OSError, RuntimeError)):
-            folder.save(make(10))
+@pytest.mark.parametrize("num_bytes", [0, 1000, 10_000, -1], ids=["at once", "early", "later", "at the end"])
+def test_full_disk_leaves_the_previous_intact(folder: CheckpointFolder, num_bytes: int) -> None:
+    """The error is the system's, with the path of the checkpoint, wherever ``torch.save`` notices it."""
+    limit = num_bytes if num_bytes >= 0 else folder.path(5).stat().st_size - 1
+    with pytest.raises(OSError, match="File too large") as caught, file_size_limit(limit):
+        folder.save(make(10))
+    assert caught.value.filename == str(folder.path(10))
     assert names(folder) == ["step-000000005.pt"]
     assert folder.newest()[1].step == 5
 
@@ -165,3 +162,14 @@ def test_model_has_its_shape_and_is_in_evaluation_mode() -> None:
     model = make().model()
     assert model.shape == SHAPE
     assert not model.training
+
+
+def test_a_linked_or_piped_checkpoint_is_not_used(folder: CheckpointFolder, tmp_path: Path) -> None:
+    outside = folder.path(5).rename(tmp_path / "outside.pt")
+    folder.path(5).symlink_to(outside)
+    os.mkfifo(folder.path(7))
+    with pytest.raises(CheckpointError, match=r"step-000000007\.pt cannot be used: it is a link.*step-000000005\.pt"):
+        folder.newest()
+    with pytest.raises(CheckpointError, match=r"step-000000007\.pt is not a regular file"):
+        load_checkpoint(folder.path(7))
+    assert load_checkpoint(outside).step == 5

@@ -1,5 +1,6 @@
 """Metrics on disk: no step is duplicated or missing, and TensorBoard's curves agree."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from primal_dt.task import Reference, RunTask
 from primal_dt.training.metrics_log import MetricsLog, read_metrics
 from primal_dt.training.recorder import Recorder
+from tests.conftest import file_size_limit
 
 GOOD = [f'{{"step": {step}, "time": 1.5, "train/loss": {step}.0}}'.encode() for step in (10, 20, 30, 40)]
 NOT_RECORDS = [
@@ -138,3 +140,27 @@ def test_hyperparameters_are_in_the_table(tmp_path: Path) -> None:
     differs = {info.name: info.differs for info in experiment.hparam_infos}
     assert differs == {"attention": False, "bf16": False, "lr": True}
     assert [info.name.tag for info in experiment.metric_infos] == ["eval/normalized_return"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.out.tfevents.7"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_metrics_are_not_written_elsewhere(tmp_path: Path, name: str, kind: str) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.write_text('{"step": 1, "time": 0}\n')
+    run.mkdir()
+    if kind == "link":
+        (run / name).symlink_to(outside)
+    else:
+        os.mkfifo(run / name)
+    with pytest.raises(OSError, match="not a regular file") as caught:
+        MetricsLog(run, texts={}, until_step=5)
+    assert caught.value.filename == str(run / name)
+    assert outside.read_text() == '{"step": 1, "time": 0}\n'
+
+
+def test_a_failed_write_names_the_metrics(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, texts={})
+    with pytest.raises(OSError, match="File too large") as caught, file_size_limit(5):
+        log.write(1, {})
+    assert caught.value.filename == str(tmp_path / "metrics.jsonl")
+    log.close()

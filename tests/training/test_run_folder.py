@@ -1,6 +1,7 @@
 """Run folders have safe names, and their configuration round-trips."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
 from primal_dt.task import Reference, RunTask
-from primal_dt.training.run_folder import DataPart, RunRecord, make_run_folder, read_record, write_record
+from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, read_record, write_record
 
 TASK = RunTask("Hopper-v5", None, "data", ("Hopper-v5",), "f", (3600.0,), Reference(0.0, 1.0))
 
@@ -62,6 +63,34 @@ def test_folders_that_are_not_runs_are_refused(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match="cannot be read by this version"):
             read_record(tmp_path)
+
+
+def test_a_linked_or_piped_config_is_refused(tmp_path: Path) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    run.mkdir()
+    write_record(outside, record_of(Config()))
+    for kind in (lambda path: path.symlink_to(outside / "config.json"), os.mkfifo):
+        kind(run / "config.json")
+        for use in (read_record, lambda folder: write_record(folder, record_of(Config()))):
+            with pytest.raises(OSError, match="not a regular file"):
+                use(run)
+        (run / "config.json").unlink()
+    assert read_record(outside) == record_of(Config())
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "evaluations", "report"])
+def test_a_linked_subfolder_is_refused(tmp_path: Path, name: str) -> None:
+    """Otherwise, partial files would be removed in the link's target, and checkpoints written to it."""
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    outside.mkdir()
+    partial = outside / ".file.partial"
+    partial.touch()
+    (run / "checkpoints").rmdir()
+    (run / name).symlink_to(outside)
+    with pytest.raises(NotADirectoryError, match=f"{name}"), lock_run(run):
+        pass
+    assert partial.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from minari.namespace import list_local_namespaces
 
 from envs.datasets.checks import ActionCheck
 from envs.datasets.minari import datasets_path, minari_folder, open_minari, staged
+from envs.datasets.sources import find_here
 from envs.errors import DataError
 from tests.envs.files import HOPPER_ACTIONS, NAME, read_minari, recorded_episodes, write_small_minari
 
+ROOT = Path(__file__).parents[3]
 INVALID_NAMES = ("no version", "mine/hopper/walk", "x/a-v0", "../up-v0", "a//b-v0")
 MAIN, METADATA = "data/main_data.hdf5", "data/metadata.json"
 EMPTY = {key: np.zeros(0) for key in ("rewards", "terminations", "truncations")}
@@ -30,6 +34,12 @@ EMPTY |= {"observations": np.zeros((1, 11)), "actions": np.zeros((0, 3))}
 def folder() -> Path:
     """The folder of a data set with three episodes of 4, 1 and 3 steps."""
     return write_small_minari()
+
+
+@pytest.fixture
+def staging() -> Path:
+    """The path of the folder in which the data set is written before it is moved to its place."""
+    return minari_folder() / ".partial-test__hopper__small-v0"
 
 
 def change(folder: Path, **arrays: Any) -> None:
@@ -163,11 +173,95 @@ def test_a_failed_replacement_restores_the_old_data(folder: Path, monkeypatch: p
     assert len(read_minari(folder)) == 3
 
 
-def test_the_remains_of_a_killed_process_are_deleted() -> None:
-    stale = minari_folder() / ".partial-test__hopper__small-v0"
-    (stale / "junk").mkdir(parents=True)
+KILLED = """
+import os
+from pathlib import Path
+from envs.datasets import minari
+from tests.envs.files import write_small_minari
+rename = Path.rename
+def die_after_the_first(self, target):
+    if self == minari.minari_folder("test/hopper/small-v0"):
+        rename(self, target)
+        os._exit(9)
+    return rename(self, target)
+Path.rename = die_after_the_first
+write_small_minari(lengths=(2,), replace=True)
+"""
+
+
+def test_a_kill_between_the_renames_keeps_the_old_data(
+    folder: Path, staging: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 9, done.stderr
+    assert not folder.exists()
+    assert (staging / ".replaced").exists()
+    with pytest.raises(DataError, match="no episodes to write"):
+        write_small_minari(lengths=(), replace=True)
+    assert len(read_minari(folder)) == 3
+    assert caplog.messages == [f"{NAME} is restored: its replacement was interrupted"]
+    assert not staging.exists()
+
+
+def test_data_whose_replacement_was_killed_can_be_used(folder: Path, staging: Path) -> None:
+    staging.mkdir()
+    folder.rename(staging / ".replaced")
+    source = find_here(NAME)
+    assert source is not None
+    assert len(read_minari(folder)) == 3
+    assert not staging.exists()
+
+
+def test_an_incomplete_data_set_is_never_restored(staging: Path) -> None:
+    """Whatever its name is."""
+    (staging.with_name(".partial-replaced__small-v0") / "replaced" / "small-v0" / "data").mkdir(parents=True)
+    with pytest.raises(DataError, match="no episodes to write"):
+        write_small_minari("replaced/small-v0", lengths=())
+    assert [path.name for path in minari_folder().iterdir()] == [".locks"]
+
+
+def test_data_that_cannot_be_restored_stays_in_staging(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if target == folder:
+            raise PermissionError("not today")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(PermissionError):
+            write_small_minari(lengths=(2,), replace=True)
+    assert not folder.exists()
+    with pytest.raises(DataError, match="no episodes to write"):
+        write_small_minari(lengths=(), replace=True)
+    assert len(read_minari(folder)) == 3
+
+
+def test_staging_is_not_written_through_a_link(staging: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / ".replaced").mkdir(parents=True)
+    staging.parent.mkdir(parents=True, exist_ok=True)
+    staging.symlink_to(outside)
+    with pytest.raises(NotADirectoryError, match="it is a link"):
+        write_small_minari()
+    staging.unlink()
+    assert [path.name for path in outside.rglob("*")] == [".replaced"]
+
+
+@pytest.mark.parametrize("lengths", [(1,) * 200, (1000,), (1000, 1, 300)])
+def test_space_for_a_block_is_an_upper_bound(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("envs.datasets.minari.check_space", lambda folder, size, start: asked.append(size))
+    used = (write_small_minari(lengths=lengths) / MAIN).stat().st_size
+    assert used <= sum(asked) <= 3 * used
+
+
+def test_the_remains_of_a_killed_process_are_deleted(staging: Path) -> None:
+    (staging / "junk").mkdir(parents=True)
     write_small_minari()
-    assert not stale.exists()
+    assert not staging.exists()
 
 
 @pytest.mark.parametrize(
