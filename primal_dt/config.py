@@ -1,9 +1,10 @@
 """Settings of a training run, and the presets. Standard library only."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+
+from primal_dt.schema import build, require_keys
 
 __all__ = [
     "EARLIER_VALUES",
@@ -13,9 +14,46 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "RunConfig",
+    "check_range",
+    "check_targets",
     "config_from_dict",
     "without_earlier_values",
 ]
+
+LARGEST = 1e15
+"""Largest size of a number in the settings. Sums of squares of such numbers are finite in single precision."""
+LIMITS: Mapping[str, float] = {
+    **dict.fromkeys(("seed", "eval_seed"), 2**52),  # so that seed + episode is exact in double precision
+    **dict.fromkeys(("steps", "log_every_steps", "save_every_steps"), 999_999_999),  # checkpoints sort by nine digits
+    **dict.fromkeys(("threads", "shards", "workers", "cpus_per_job", "num_layers"), 4096),
+    **dict.fromkeys(("width", "num_heads", "context", "rank"), 2**16),
+    **dict.fromkeys(("batch_size", "accumulate", "envs", "episodes", "eval_episodes", "memory_per_job"), 1_000_000),
+}
+"""Largest value of a setting, where it is smaller than ``LARGEST``."""
+
+
+def check_range(name: str, value: float, *, low: float = 0, above: bool = False) -> None:
+    """Check that a setting is at least ``low`` and at most its limit.
+
+    Args:
+        name: the setting.
+        value: its value.
+        low: smallest value.
+        above: whether the value must be larger than ``low``.
+
+    Raises:
+        ValueError: if the value is out of range or NaN.
+    """
+    high = LIMITS.get(name, LARGEST)
+    if not low <= value <= high or (above and value == low):
+        limit = f"{high:g}" if high == LARGEST else str(high)
+        raise ValueError(f"{name} ({value}) must be {'above' if above else 'at least'} {low} and at most {limit}")
+
+
+def check_targets(targets: tuple[float, ...]) -> None:
+    """Raise ValueError if a target return is not finite or too large for the model."""
+    if wrong := [target for target in targets if not abs(target) <= LARGEST]:
+        raise ValueError(f"targets ({wrong[0]}) must be from {-LARGEST:g} to {LARGEST:g}")
 
 
 Attention = Literal[
@@ -204,7 +242,7 @@ class Config:
 
     def __post_init__(self) -> None:
         model, optimizer, evaluation, run = self.model, self.optimizer, self.evaluation, self.run
-        positive = {
+        at_least_1 = {
             "width": model.width,
             "num_heads": model.num_heads,
             "num_layers": model.num_layers,
@@ -214,14 +252,27 @@ class Config:
             "batch_size": optimizer.batch_size,
             "accumulate": optimizer.accumulate,
             "shards": 1 if optimizer.shards is None else optimizer.shards,
-            "lr": optimizer.lr,
-            "clip": optimizer.clip,
+            "eval_episodes": evaluation.eval_episodes if evaluation.eval_every_steps else 1,
             "log_every_steps": run.log_every_steps,
             "save_every_steps": run.save_every_steps,
             "threads": 1 if run.threads is None else run.threads,
         }
-        if wrong := [name for name, value in positive.items() if not 0 < value < math.inf]:
-            raise ValueError(f"{wrong[0]} ({positive[wrong[0]]}) must be finite and above 0")
+        at_least_0 = {
+            "eta": model.eta,
+            "critic_weight": optimizer.critic_weight,
+            "weight_decay": optimizer.weight_decay,
+            "warmup_steps": optimizer.warmup_steps,
+            "eval_every_steps": evaluation.eval_every_steps,
+            "spectrum_every_steps": run.spectrum_every_steps,
+            "seed": run.seed,
+            "eval_seed": evaluation.eval_seed,
+        }
+        for name, count in at_least_1.items():
+            check_range(name, count, low=1)
+        for name, number in at_least_0.items():
+            check_range(name, number)
+        check_range("lr", optimizer.lr, above=True)
+        check_range("clip", optimizer.clip, above=True)
         if model.width % model.num_heads:
             raise ValueError(f"width ({model.width}) must be divisible by num_heads ({model.num_heads})")
         for name in ("dropout", "attention_dropout", "action_dropout"):
@@ -238,25 +289,15 @@ class Config:
             raise ValueError(f"validation ({optimizer.validation}) must be at least 0 and below 1")
         if not 0 < model.expectile < 1:
             raise ValueError(f"expectile ({model.expectile}) must be above 0 and below 1")
-        if self.reference is not None and not -math.inf < self.reference[0] < self.reference[1] < math.inf:
+        if self.reference is not None and not -LARGEST <= self.reference[0] < self.reference[1] <= LARGEST:
             low, high = self.reference
-            raise ValueError(f"reference must be two finite returns in rising order, not {low:g} and {high:g}")
-        if not all(map(math.isfinite, evaluation.targets or ())):
-            raise ValueError(f"targets ({evaluation.targets}) must be finite")
+            raise ValueError(
+                f"reference must be two finite returns in rising order, of at most {LARGEST:g}, "
+                f"not {low:g} and {high:g}"
+            )
+        check_targets(evaluation.targets or ())
         if evaluation.targets and model.conditioning != "return":
             raise ValueError(f"targets have no effect with conditioning {model.conditioning}: it follows no target")
-        not_negative = {
-            "eta": model.eta,
-            "critic_weight": optimizer.critic_weight,
-            "weight_decay": optimizer.weight_decay,
-            "warmup_steps": optimizer.warmup_steps,
-            "eval_every_steps": evaluation.eval_every_steps,
-            "spectrum_every_steps": run.spectrum_every_steps,
-            "seed": run.seed,
-            "eval_seed": evaluation.eval_seed,
-        }
-        if wrong := [name for name, value in not_negative.items() if not 0 <= value < math.inf]:
-            raise ValueError(f"{wrong[0]} ({not_negative[wrong[0]]}) must be finite and at least 0")
         every = {
             "eval_every_steps": evaluation.eval_every_steps,
             "save_every_steps": run.save_every_steps,
@@ -268,8 +309,6 @@ class Config:
             )
         if run.name is not None and ("/" in run.name or run.name in ("", ".", "..")):
             raise ValueError(f"name ({run.name!r}) must be a folder name without '/', and not '', '.' or '..'")
-        if evaluation.eval_every_steps and evaluation.eval_episodes < 1:
-            raise ValueError(f"eval_episodes ({evaluation.eval_episodes}) must be at least 1")
 
 
 PRESETS: dict[str, tuple[str, Config]] = {
@@ -310,16 +349,21 @@ the field is resumed with this value, and digests leave the field out while it h
 earlier runs stay the same."""
 
 
-def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Rebuild a configuration from the output of ``asdict``, by this or an earlier version."""
-    parts = {"model": ModelConfig, "optimizer": OptimizerConfig, "evaluation": EvaluationConfig, "run": RunConfig}
-    values = {**values, **{part: {**EARLIER_VALUES, **values[part]} for part in ("model", "optimizer")}}
+LATER_FIELDS = (*EARLIER_VALUES, "shards", "clip_actions", "reference", "trust_env")
+"""Fields that runs of earlier versions may lack. Those without an earlier value have their defaults."""
 
-    def build(kind: type[Any], own: Mapping[str, Any]) -> Any:
-        names = [each.name for each in fields(kind) if each.name in own or each.default is MISSING]
-        return kind(**{name: tuple(own[name]) if isinstance(own[name], list) else own[name] for name in names})
 
-    return build(Config, {**values, **{name: build(kind, values[name]) for name, kind in parts.items()}})
+def config_from_dict(values: object) -> Config:
+    """Rebuild a configuration from the output of ``asdict``, by this or an earlier version.
+
+    Raises:
+        ValueError: if a field is missing or unknown, or has an impossible value.
+    """
+    own = dict(require_keys(values, ("model", "optimizer"), where="config"))
+    for part, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig)):
+        earlier = {field.name: EARLIER_VALUES[field.name] for field in fields(kind) if field.name in EARLIER_VALUES}
+        own[part] = earlier | dict(require_keys(own[part], (), where=f"config.{part}"))
+    return build(Config, own, where="config", optional=LATER_FIELDS)
 
 
 def without_earlier_values(part: Mapping[str, Any]) -> dict[str, Any]:

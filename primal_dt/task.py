@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Self
+
+from primal_dt.schema import build, require_keys
 
 __all__ = ["NO_LIMIT", "Reference", "RunTask", "Specification", "Wrapper"]
 
@@ -19,6 +20,10 @@ class Reference:
     random_return: float
     expert_return: float
 
+    def __post_init__(self) -> None:
+        if self.random_return == self.expert_return:
+            raise ValueError(f"the reference returns must differ, but both are {self.random_return:g}")
+
     def __str__(self) -> str:
         return f"0 at a return of {self.random_return:g}, 100 at {self.expert_return:g}"
 
@@ -32,6 +37,10 @@ class Wrapper:
     """The class, as ``module:name``."""
     arguments: str = "{}"
     """The arguments, as JSON with sorted keys; ``null`` if they were not recorded, so that it cannot be restored."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(json.loads(self.arguments), dict | None):
+            raise ValueError(f"the arguments of the wrapper {self.name} must be a JSON object, not {self.arguments}")
 
     def __str__(self) -> str:
         values = json.loads(self.arguments)
@@ -58,6 +67,10 @@ class Specification:
     replaces: bool = False
     """Whether the data names another class for this id than the registry."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(json.loads(self.arguments), dict):
+            raise ValueError(f"the arguments of {self.env_id} must be a JSON object, not {self.arguments}")
+
     @property
     def differences(self) -> list[str]:
         """What differs from the plain environment of this id."""
@@ -83,11 +96,6 @@ class Specification:
     def bare_id(self) -> str:
         """The id without the module that registers it."""
         return self.env_id.rpartition(":")[2]
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of ``dataclasses.asdict``."""
-        return cls(**{**values, "wrappers": tuple(Wrapper(**wrapper) for wrapper in values["wrappers"])})
 
 
 @dataclass(frozen=True)
@@ -165,10 +173,15 @@ class RunTask:
         return values | (reference or {"random_return": None, "expert_return": None})
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`."""
-        own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        low, high = own.pop("random_return"), own.pop("expert_return")
-        if own.get("specification") is not None:
-            own["specification"] = Specification.from_dict(own["specification"])
-        return cls(**own, reference=None if low is None else Reference(low, high))
+    def from_dict(cls, values: object) -> Self:
+        """The inverse of :meth:`to_dict`, also for earlier versions, which did not have the fields with defaults.
+
+        Raises:
+            ValueError: if a field is missing or unknown, or has a value of another type.
+        """
+        own = dict(require_keys(values, ("random_return", "expert_return"), where="task"))
+        returns = {name: own.pop(name) for name in ("random_return", "expert_return")}
+        own["reference"] = None if returns["random_return"] is None else returns
+        every = (item for kind in (cls, Specification, Wrapper) for item in fields(kind))
+        optional = [item.name for item in every if item.default is not MISSING]
+        return build(cls, own, where="task", optional=optional)

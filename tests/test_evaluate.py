@@ -228,7 +228,9 @@ def test_copies_of_a_run_count_once(runs: Path, call: Call) -> None:
 def test_an_unfinished_checkpoint_gives_a_warning(run: Path, call: Call) -> None:
     last = last_checkpoint(run)
     earlier = last.with_name("step-000000010.pt")
-    torch.save(torch.load(last, weights_only=True) | {"step": 10}, earlier)
+    content = torch.load(last, weights_only=True)
+    content["step"] = content["training"]["trainer"]["step"] = 10
+    torch.save(content, earlier)
     out, _ = call(earlier, "--episodes", 1)
     assert "seed 0: training is unfinished (step 10 of 20)" in out
     assert "seed 0: step-000000010.pt is not the last checkpoint of its run" in out
@@ -513,6 +515,12 @@ def test_missing_memory_ends_in_a_message(run: Path, call: Call, shortage: Excep
         (2, "RUN --episodes 0", "episodes (0) must be at least 1"),
         (2, "RUN --seed -1", "seed (-1) must be at least 0"),
         (2, "RUN --workers -1", "workers (-1) must be at least 0"),
+        (2, "RUN --targets nan", "targets (nan) must be from -1e+15 to 1e+15"),
+        (2, "RUN --targets 1 1e308", "targets (1e+308) must be from -1e+15 to 1e+15"),
+        (2, f"RUN --seed {2**63}", f"seed ({2**63}) must be at least 0"),
+        (2, "RUN --envs 10000000", "envs (10000000) must be at least 1 and at most"),
+        (2, "RUN --workers 10000000", "workers (10000000) must be at least 0"),
+        (1, "RUN --device meta", "the device 'meta' cannot be used"),
         (2, "RUN --task hopper", "--task is for --policy"),
         (2, "--policy random --task hopper --env-id Hopper-v4", "--env-id is for runs"),
         (2, "--policy random --task hopper --targets 5", "--targets is for runs"),

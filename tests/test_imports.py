@@ -17,7 +17,7 @@ PACKAGES = {"primal_dt", "envs", "benchmarks", "tests", *SCRIPTS}
 
 ROOMS = ("attention", "system", "data", "model", "policy", "training", "evaluation", "sweep")
 """The rooms of ``primal_dt``: each may import itself and those before it."""
-FREE = ("config", "task")
+FREE = ("config", "schema", "task")
 """Modules of ``primal_dt`` that belong to no room: standard library only, for all but attention."""
 ENVIRONMENTS = {"gymnasium", "minari", "mujoco", "h5py", "huggingface_hub", "stable_baselines3"}
 """Packages for environments and data formats, which ``primal_dt`` must not import."""

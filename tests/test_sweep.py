@@ -287,10 +287,16 @@ def test_mistakes_are_explained(call: Call, arguments: str, message: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("cpus_per_job", 0), ("memory_per_job", -1), ("retries", -1), ("gpus_per_job", 2), ("episodes", 0), ("seeds", ())],
+    [
+        *[("cpus_per_job", value) for value in (0, math.inf, math.nan, 1e308)],
+        *[("memory_per_job", value) for value in (-1, math.inf)],
+        *[("gpus_per_job", value) for value in (2, math.nan)],
+        *[("seeds", value) for value in ((), (0, -1), (2**64,), (2**63 - 1,))],
+        *[("rank", (0,)), ("eta", (math.inf,)), ("retries", -1), ("episodes", 0)],
+    ],
 )
 def test_invalid_settings_are_rejected(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=name.removesuffix("s")):
         SweepConfig(**{name: value})
 
 

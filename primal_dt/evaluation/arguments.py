@@ -1,6 +1,5 @@
 """The command line of ``evaluate.py``."""
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from primal_dt.config import check_range, check_targets
 from primal_dt.evaluation.evaluate import EpisodePlan
 from primal_dt.policy.inference import InferenceMode
 
@@ -90,13 +90,12 @@ class EvaluateConfig:
         for_runs |= {"--mode streaming": self.mode != "window", "--device": self.device != "auto"}
         if self.policy is not None and (given := [name for name, value in for_runs.items() if value]):
             raise ValueError(f"{given[0]} is for runs only and cannot be used with --policy")
-        if self.targets != "auto" and (wrong := [target for target in self.targets if not math.isfinite(target)]):
-            raise ValueError(f"targets ({wrong[0]}) must be finite")
-        minimums = {"episodes": (self.episodes, 1), "envs": (self.envs, 1), "seed": (self.seed, 0)}
-        minimums["workers"] = (self.workers or 0, 0)
-        for name, (value, minimum) in minimums.items():
-            if value < minimum:
-                raise ValueError(f"{name} ({value}) must be at least {minimum}")
+        if self.targets != "auto":
+            check_targets(self.targets)
+        check_range("episodes", self.episodes, low=1)
+        check_range("envs", self.envs, low=1)
+        check_range("seed", self.seed)
+        check_range("workers", self.workers or 0)
 
     @property
     def folder(self) -> Path:

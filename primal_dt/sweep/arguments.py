@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from primal_dt.config import Attention
+from primal_dt.config import Attention, check_range
 from primal_dt.sweep.cluster import Resources
 from primal_dt.sweep.grid import SWEEPS, Grid
 
@@ -84,8 +84,15 @@ class SweepConfig:
             if getattr(self, name) == ():
                 raise ValueError(f"{name} must have at least one value: leave --{name} out for the sweep's default")
         for name in ("cpus_per_job", "memory_per_job"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be above 0")
+            check_range(name, getattr(self, name), above=True)
+        for seed in self.seeds or ():
+            check_range("seed", seed)
+        for rank in self.rank or ():
+            check_range("rank", rank, low=1)
+        for eta in self.eta or ():
+            check_range("eta", eta)
+        check_range("retries", self.retries)
+        check_range("episodes", 1 if self.episodes is None else self.episodes, low=1)
         if self.attention is not None and SWEEPS[self.sweep].arms:
             arms = ", ".join(arm.name for arm in SWEEPS[self.sweep].arms)
             raise ValueError(
@@ -93,10 +100,6 @@ class SweepConfig:
             )
         if not 0 <= self.gpus_per_job <= 1:
             raise ValueError(f"gpus_per_job ({self.gpus_per_job}) must be between 0 and 1: a run trains on one GPU")
-        if self.retries < 0:
-            raise ValueError(f"retries ({self.retries}) must be at least 0")
-        if self.episodes is not None and self.episodes < 1:
-            raise ValueError(f"episodes ({self.episodes}) must be at least 1")
 
     @property
     def grid(self) -> Grid:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 __all__ = ["Processes", "choose_device", "join_processes"]
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 PATIENCE = timedelta(hours=2)
 """Timeout for waiting on other processes: all other ranks wait while rank 0 evaluates."""
 
@@ -46,12 +47,15 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
+        if name.partition(":")[0] not in DEVICES:
+            raise RuntimeError("it is not one that models can be trained on")
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the device {name!r} cannot be used: {reason}; auto selects the best available device"
+            f"the device {name!r} cannot be used: {reason}; it must be {', '.join(DEVICES)}, with a number such as "
+            "cuda:1, or auto, which selects the best available device"
         ) from error
     return device
 

@@ -69,8 +69,9 @@ def test_two_processes_train_and_stop_like_one(tmp_path: Path) -> None:
 def test_unavailable_devices_are_refused() -> None:
     assert choose_device("cpu").type == "cpu"
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
-    with pytest.raises(ValueError, match="the device 'nonsense' cannot be used"):
-        choose_device("nonsense")
+    for name in ("nonsense", "meta", "hpu", "privateuseone", "", "cpu:-1"):
+        with pytest.raises(ValueError, match=rf"the device '{name}' cannot be used: .*it must be cpu, cuda, mps"):
+            choose_device(name)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match=r"the device 'cuda' cannot be used: .*auto selects the best"):
+        with pytest.raises(ValueError, match=r"the device 'cuda' cannot be used: .*auto, which selects the best"):
             choose_device("cuda")
