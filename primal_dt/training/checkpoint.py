@@ -12,14 +12,15 @@ It also contains the state of the training. No random state is saved, because al
 of the seed and t.
 """
 
+import errno
+import re
+import textwrap
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +31,11 @@ from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.system.files import atomic_write
 from primal_dt.task import RunTask
+from primal_dt.training.checkpoint_schema import FORMAT, check_archive, checked_content
 
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint", "unreadable"]
 
-FORMAT = 2
+MESSAGE_WIDTH = 300
 NUM_KEPT = 2
 """Number of checkpoints to keep: the newest, and the one before it in case the newest cannot be read."""
 
@@ -108,6 +110,7 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mma
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or of another format version.
+        OSError: if there is not enough memory, or the file may not be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -118,34 +121,28 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mma
     if not path.is_file():
         raise CheckpointError(f"the checkpoint {path} does not exist")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"the checkpoint {path} is damaged: {damaged} has changed since it was written")
+        check_archive(path)
         content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            version = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise CheckpointError(f"the checkpoint {path} has format {version}, but this code reads format {FORMAT}")
-        return _checkpoint(content)
-    except CheckpointError:
-        raise
+        return Checkpoint(**checked_content(content, size=path.stat().st_size))
     except Exception as error:  # torch and zipfile raise many types of errors for foreign bytes
-        raise CheckpointError(f"the checkpoint {path} is damaged or not a checkpoint: {error!r}") from error
+        if _is_shortage(error):
+            raise OSError(errno.ENOMEM, "there is not enough memory to load the checkpoint", str(path)) from error
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE):
+            raise
+        raise unreadable(path, error) from error
 
 
-def _checkpoint(content: Mapping[str, Any]) -> Checkpoint:
-    """Build a checkpoint from the content that :func:`save_checkpoint` wrote."""
-    return Checkpoint(
-        shape=ModelShape(**content["shape"]),
-        weights=content["weights"],
-        normalizer=Normalizer(
-            np.asarray(content["state_mean"].cpu()), np.asarray(content["state_std"].cpu()), content["return_scale"]
-        ),
-        step=content["step"],
-        config=content["config"],
-        task=RunTask.from_dict(content["task"]),
-        training=content["training"],
-        critic=content.get("critic"),
+def unreadable(path: Path, error: Exception) -> CheckpointError:
+    """The error of a checkpoint that has wrong bytes or wrong content."""
+    words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    reason = textwrap.shorten(words.partition("\n")[0], MESSAGE_WIDTH, placeholder=" ...")
+    return CheckpointError(f"the checkpoint {path} is damaged or not a checkpoint of this version: {reason}")
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether an error is about missing memory. Torch has no type of error for that on a CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(
+        re.search(r"(can't|cannot|unable to) (allocate|mmap) .*memory", str(error), re.IGNORECASE)
     )
 
 

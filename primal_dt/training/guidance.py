@@ -27,6 +27,8 @@ from primal_dt.data.sampler import RewardBatch
 from primal_dt.data.trajectories import Trajectories
 from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.schema import require_keys
+from primal_dt.training.optimizer_state import load_optimizer
 
 __all__ = ["Guidance", "ValueRange", "value_range", "window_targets"]
 
@@ -211,10 +213,11 @@ class Guidance:
         return {**parts, "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state from :meth:`state_dict`."""
+        """Restore a state from :meth:`state_dict`. Raise ValueError or RuntimeError if it is of another training."""
+        require_keys(state, (*self._parts(), "optimizer"), where="training.trainer.guidance")
         for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-        self._optimizer.load_state_dict(state["optimizer"])
+            part.load_state_dict(require_keys(state[name], (), where=f"training.trainer.guidance.{name}"))
+        load_optimizer(self._optimizer, state["optimizer"])
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"critic": self.critic, "average_critic": self.average_critic, "average_model": self.average_model}

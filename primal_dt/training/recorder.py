@@ -7,7 +7,7 @@ from typing import Any
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.task import RunTask
-from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder
+from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder, unreadable
 from primal_dt.training.metrics_log import MetricsLog, curve_of
 from primal_dt.training.scalars import ABOUT, headline_name
 from primal_dt.training.trainer import Trainer, TrainMetrics
@@ -120,6 +120,9 @@ def restore(trainer: Trainer, folder: Path, *, on_problem: Callable[[str], None]
         folder: run folder.
         on_problem: called with a message if there is no checkpoint, and for each damaged one, which is then renamed. If
             not given, damaged checkpoints are left unchanged.
+
+    Raises:
+        CheckpointError: if there are checkpoints, but none can be read or the newest does not fit the trainer.
     """
     checkpoints = CheckpointFolder(folder / "checkpoints")
     if not checkpoints.paths():
@@ -131,8 +134,11 @@ def restore(trainer: Trainer, folder: Path, *, on_problem: Callable[[str], None]
         for damaged, problem in problems.items():
             on_problem(f"{problem}; resuming from {path.name}")
             checkpoints.set_aside(damaged)
-    trainer.model.load_state_dict(dict(checkpoint.weights))
-    trainer.load_state_dict(dict(checkpoint.training["trainer"]))
+    try:
+        trainer.model.load_state_dict(dict(checkpoint.weights))
+        trainer.load_state_dict(checkpoint.training["trainer"])
+    except (ValueError, RuntimeError) as error:
+        raise unreadable(path, error) from error
     return checkpoint
 
 

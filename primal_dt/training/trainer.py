@@ -25,8 +25,10 @@ from primal_dt.data.sampler import Batch, RewardBatch, WindowSampler, prefetch
 from primal_dt.model.critic import TwinCritic
 from primal_dt.model.loss import LossTerms, Objective, loss_terms
 from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.schema import require_keys
 from primal_dt.training.guidance import SCALARS, Guidance
 from primal_dt.training.muon import Muon
+from primal_dt.training.optimizer_state import load_optimizer
 
 __all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
 
@@ -248,9 +250,19 @@ class Trainer:
         return state if self.guidance is None else state | {"guidance": self.guidance.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state from :meth:`state_dict`."""
+        """Restore a state from :meth:`state_dict`.
+
+        Raises:
+            ValueError: if the state is of another training.
+        """
+        names = ("step", "optimizers", "sums") + (("guidance",) if self.guidance is not None else ())
+        require_keys(state, names, where="training.trainer")
+        if not isinstance(state["optimizers"], list) or len(state["optimizers"]) != len(self._optimizers):
+            raise ValueError(f"training.trainer.optimizers must be a list of {len(self._optimizers)}")
+        if not isinstance(state["sums"], Tensor) or state["sums"].shape != self._sums.shape:
+            raise ValueError(f"training.trainer.sums must be a tensor of {len(self._sums)} sums")
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            load_optimizer(optimizer, saved)
         if self.guidance is not None:
             self.guidance.load_state_dict(state["guidance"])
         self.step = state["step"]

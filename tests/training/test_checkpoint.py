@@ -1,19 +1,27 @@
 """Checkpoints are complete, safe to load, and self-contained."""
 
 import pickle
+import resource
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from primal_dt.config import Config, ModelConfig, OptimizerConfig
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.task import Reference, RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from tests.conftest import SHAPE
+
+CONFIG = Config(
+    model=ModelConfig(width=16, context=4, rank=4, attention_dropout=0.0), optimizer=OptimizerConfig(steps=100)
+)
+"""The settings of a run whose model is the small one."""
 
 
 def make(step: int = 5) -> Checkpoint:
@@ -23,7 +31,7 @@ def make(step: int = 5) -> Checkpoint:
         weights=DecisionTransformer(SHAPE).state_dict(),
         normalizer=Normalizer(np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32), 1000.0),
         step=step,
-        config={"run": {"seed": 3}},
+        config=asdict(CONFIG),
         task=RunTask("Hopper-v5", None, "data", ("Hopper-v5",), "f", (3600.0,), Reference(0.0, 1.0)),
         training={"trainer": {"step": step, "sums": torch.arange(3.0)}, "pending": {}},
     )
@@ -100,7 +108,7 @@ def test_damage_is_detected(folder: CheckpointFolder) -> None:
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [(99, "has format 99, but this code reads format 2"), (2, "not a checkpoint: KeyError")],
+    [(99, "has format 99, but this code reads format 2"), (2, "it lacks shape, weights, state_mean")],
 )
 def test_other_formats_are_refused(version: int, message: str, tmp_path: Path) -> None:
     torch.save({"format": version}, tmp_path / "a.pt")
@@ -157,3 +165,29 @@ def test_model_has_its_shape_and_is_in_evaluation_mode() -> None:
     model = make().model()
     assert model.shape == SHAPE
     assert not model.training
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_memory_shortage_is_not_called_damage(tmp_path: Path) -> None:
+    """The error is the system's, so that a run which resumes does not rename its checkpoint to ``*.damaged``."""
+    shape = replace(SHAPE, max_timesteps=2**21)  # 128 MiB
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    path = folder.save(replace(make(), shape=shape, weights=DecisionTransformer(shape).state_dict()))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (used + path.stat().st_size // 2, before[1]))
+        with pytest.raises(OSError, match=r"not enough memory to load the checkpoint.*step-000000005\.pt"):
+            folder.newest()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert folder.newest()[2] == {}
+
+
+def test_a_forbidden_file_is_not_called_damaged(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("primal_dt.training.checkpoint.check_archive", forbidden)
+    with pytest.raises(PermissionError):
+        folder.newest()
