@@ -19,7 +19,8 @@ if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not pri
 
 import shlex
 import sys
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -36,7 +37,7 @@ from primal_dt.config import Config
 from primal_dt.data.sampler import Batch, WindowSampler
 from primal_dt.data.trajectories import best_episodes, highest_returns, hold_out
 from primal_dt.evaluation.callbacks import StopCheck
-from primal_dt.evaluation.evaluate import evaluate_episodes, target_seed_pairs
+from primal_dt.evaluation.evaluate import Arena, evaluate_episodes, target_seed_pairs
 from primal_dt.evaluation.report import Report
 from primal_dt.evaluation.report_files import write_report
 from primal_dt.evaluation.rollout import Episode, RolloutError
@@ -100,8 +101,10 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
     with catch_signals(trainer.stop) as request:
         if not processes.is_main:
             return follow(config, trainer)
-        folder = Path(config.run.resume) if config.run.resume else new_folder(config, dataset, trainer)
-        with lock_run(folder):
+        folder = Path(config.run.resume) if config.run.resume else new_folder(config)
+        with lock_run(folder, is_new=not config.run.resume):
+            if not config.run.resume:
+                write_record(folder, make_record(config, dataset, trainer))
             return run(folder, config, dataset, trainer, request)
 
 
@@ -130,10 +133,9 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                 if trainer.guidance is not None:
                     progress.warn(trainer.guidance.problem(scalars))
                 if arena is not None and (is_last or is_due(evaluation.eval_every_steps, step)):
-                    policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer, critic=trainer.critic)
                     try:
                         with progress.evaluating():
-                            episodes = evaluate_episodes(policy, arena, pairs, callbacks=[StopCheck(request)])
+                            episodes = roll_out(trainer, dataset, arena, pairs, request)
                     except StopRequestedError:
                         recorder.save(unfinished=scalars)  # a resumed run evaluates this step first
                         break
@@ -148,6 +150,9 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
                 recorder.save()
                 if trainer.step == config.optimizer.steps:
                     recorder.finish()
+                    if arena is not None and not episodes and not (folder / "report" / "report.json").exists():
+                        with progress.evaluating(), suppress(StopRequestedError):
+                            episodes = roll_out(trainer, dataset, arena, pairs, request)  # killed before the report
     except BadLossError as error:
         print(f"error: {error}; the last good checkpoint: {recorder.last_checkpoint()}", file=sys.stderr)
         return EXIT_BAD_LOSS
@@ -159,6 +164,14 @@ def run(folder: Path, config: Config, dataset: Dataset, trainer: Trainer, reques
         publish(recorder, episodes, folder / "report")
     print(f"run folder: {folder}\ncheckpoint: {recorder.last_checkpoint()}\ncurves:     {curves}")
     return 0
+
+
+def roll_out(
+    trainer: Trainer, dataset: Dataset, arena: Arena, pairs: Sequence[tuple[float | None, int]], request: StopRequest
+) -> list[Episode]:
+    """Evaluate the trainer's model: one episode for each target and seed. Raises if a stop is requested."""
+    policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer, critic=trainer.critic)
+    return evaluate_episodes(policy, arena, pairs, callbacks=[StopCheck(request)])
 
 
 def follow(config: Config, trainer: Trainer) -> int:
@@ -272,16 +285,20 @@ def run_task(config: Config, dataset: Dataset) -> RunTask:
     return task if config.model.conditioning == "return" else replace(task, targets=())
 
 
-def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
-    """Create the run folder and write the run's record to it."""
-    folder = make_run_folder(
+def new_folder(config: Config) -> Path:
+    """Create the run folder."""
+    return make_run_folder(
         Path(config.run.out),
         config.run.name,
         dataset=config.dataset,
         attention=config.model.attention,
         seed=config.run.seed,
     )
-    record = RunRecord(
+
+
+def make_record(config: Config, dataset: Dataset, trainer: Trainer) -> RunRecord:
+    """Describe the run, for ``config.json``."""
+    return RunRecord(
         config=config,
         task=run_task(config, dataset),
         parts=tuple(DataPart(part.name, str(part.path.resolve())) for part in dataset.parts),
@@ -289,8 +306,6 @@ def new_folder(config: Config, dataset: Dataset, trainer: Trainer) -> Path:
         device=str(trainer.device),
         num_parameters=trainer.model.num_parameters(),
     )
-    write_record(folder, record)
-    return folder
 
 
 def publish(recorder: Recorder, episodes: list[Episode], folder: Path) -> None:

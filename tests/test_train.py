@@ -356,6 +356,78 @@ def test_resuming_a_finished_run_changes_nothing(script: Script, finished: Path,
     assert_same(finished, whole.folder)
 
 
+def test_finished_run_gets_its_missing_report(script: Script, finished: Path, whole: Whole) -> None:
+    """A kill after the last checkpoint left no report, or a part of it. The evaluation is run again."""
+    (finished / "report" / "report.json").unlink()
+    assert script.resume(finished) == 0
+    own, expected = (json.loads((run / "report" / "report.json").read_text()) for run in (finished, whole.folder))
+    assert own["groups"][0]["results"] == expected["groups"][0]["results"]
+    assert_same(finished, whole.folder)
+    script.patch.setattr(train, "evaluate_episodes", mock.Mock(side_effect=AssertionError))
+    assert script.resume(finished) == 0  # a complete report is not made again
+
+
+def test_run_killed_before_its_config_starts_again(script: Script) -> None:
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with script.patch.context() as patch:
+        patch.setattr(train, "write_record", kill)
+        assert script.start(*SHORT, "--name", "again") == 130
+    assert script.start(*SHORT, "--name", "again") == 0
+    assert script.start(*SHORT, "--name", "again") == 1
+    assert "already exists: give another --name, or resume it" in script.err()
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("run", "seed", 7, "run.seed is 7, not 0"),
+        ("optimizer", "lr", 0.5, "optimizer.lr is 0.5, not 0.003"),
+        ("optimizer", "batch_size", 4, "optimizer.batch_size is 4, not 8"),
+        ("optimizer", "schedule", "constant", "optimizer.schedule is 'constant', not 'cosine'"),
+        ("optimizer", "schedule", "bogus", "config.optimizer.schedule must be one of constant, cosine, not 'bogus'"),
+        ("evaluation", "targets", [5.0], "evaluation.targets is (5.0,), not None"),
+        ("run", "seed", None, "config.run lacks seed"),
+    ],
+)
+def test_resume_with_other_settings_is_refused(
+    script: Script, finished: Path, part: str, name: str, value: Any, message: str
+) -> None:
+    """The checkpoint's configuration is the truth."""
+    content = json.loads((finished / "config.json").read_text())
+    content["config"][part][name] = value
+    if value is None:
+        del content["config"][part][name]
+    (finished / "config.json").write_text(json.dumps(content))
+    assert script.resume(finished) == 1
+    err = script.err()
+    assert err.startswith(f"error: {finished / 'config.json'} ")
+    assert message in err
+
+
+def test_resume_lists_all_that_differs(script: Script, finished: Path) -> None:
+    content = json.loads((finished / "config.json").read_text())
+    content["threads"] = 2
+    content["config"]["model"]["eta"] = 1.0
+    content["task"]["fingerprint"] = "0" * 64
+    (finished / "config.json").write_text(json.dumps(content))
+    assert script.resume(finished) == 1
+    err = script.err()
+    for words in ("model.eta is 1.0, not 0.05", "threads is 2, not 1", "task.fingerprint is '0000"):
+        assert words in err
+
+
+def test_checkpoint_without_a_weight_falls_back(script: Script, finished: Path, whole: Whole) -> None:
+    last = finished / "checkpoints" / "step-000000060.pt"
+    content = torch.load(last, weights_only=True)
+    del content["weights"]["head.weight"]
+    torch.save(content, last)
+    assert script.resume(finished) == 0
+    assert "weights lacks head.weight; resuming from step-000000050.pt" in script.err()
+    assert_same(finished, whole.folder)
+
+
 def test_damaged_checkpoint_falls_back_to_the_previous(script: Script, finished: Path, whole: Whole) -> None:
     last = finished / "checkpoints" / "step-000000060.pt"
     last.write_bytes(last.read_bytes()[:1000])
@@ -489,6 +561,7 @@ def test_resume_with_changed_data_is_refused(script: Script) -> None:
         (["--resume", "DATA"], "is a file: give a run folder"),
         (["--resume", "nowhere", "--steps", "7"], "only --device and --trust-env can be given"),
         (["--dataset", "DATA", "--device", "cuda:77"], "the device 'cuda:77' cannot be used"),
+        (["--dataset", "DATA", "--device", "meta"], "the device 'meta' cannot be used"),
         (["--dataset", "DATA", "--out", "DATA"], "cannot be used: it is not a folder"),
     ],
 )
@@ -516,10 +589,17 @@ def test_user_errors_end_in_a_message(script: Script, arguments: list[str], mess
         (["--top-fraction", "0"], ["top_fraction (0.0) must be above 0 and at most 1"]),
         (["--validation", "1"], ["validation (1.0) must be at least 0 and below 1"]),
         (["--expectile", "1"], ["expectile (1.0) must be above 0 and below 1"]),
-        (["--critic-weight", "-1"], ["critic_weight (-1.0) must be finite and at least 0"]),
+        (["--critic-weight", "-1"], ["critic_weight (-1.0) must be at least 0"]),
         (["--conditioning", "none", "--targets", "1"], ["targets have no effect with conditioning none"]),
-        (["--threads", "0"], ["threads (0) must be finite and above 0"]),
-        (["--lr", "inf"], ["lr (inf) must be finite and above 0"]),
+        (["--threads", "0"], ["threads (0) must be at least 1 and at most 4096"]),
+        (["--threads", "100000000"], ["threads (100000000) must be at least 1 and at most 4096"]),
+        (["--lr", "inf"], ["lr (inf) must be above 0 and at most 1e+15"]),
+        (["--lr", "1e300"], ["lr (1e+300) must be above 0 and at most 1e+15"]),
+        (["--targets", "nan"], ["targets (nan) must be from -1e+15 to 1e+15"]),
+        (["--targets", "1", "inf"], ["targets (inf) must be from -1e+15 to 1e+15"]),
+        (["--targets", "1e308"], ["targets (1e+308) must be from -1e+15 to 1e+15"]),
+        (["--seed", str(2**64)], [f"seed ({2**64}) must be at least 0 and at"]),
+        (["--eval-seed", str(2**63 - 1)], [f"eval_seed ({2**63 - 1}) must be at least 0"]),
     ],
 )
 def test_wrong_flags_are_explained(script: Script, arguments: list[str], words: list[str]) -> None:

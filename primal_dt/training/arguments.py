@@ -1,15 +1,20 @@
 """Command line of ``train.py``: from a preset and flags, or a run to resume, to a configuration."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from primal_dt.config import PRESETS, Config
-from primal_dt.training.run_folder import RunRecord, read_record
+from primal_dt.config import PRESETS, Config, config_from_dict
+from primal_dt.training.checkpoint import CheckpointFolder
+from primal_dt.training.run_folder import CONFIG, RunRecord, read_record
 
 __all__ = ["parse_config", "resume_config"]
+
+MAY_DIFFER = ("trust_env", "run.resume", "run.device", "run.threads")
+"""Settings of a resumed run that are not those of its ``config.json``. Its threads are compared with the record's."""
 
 
 def parse_config(arguments: Sequence[str], *, description: str | None = None, program: str | None = None) -> Config:
@@ -31,7 +36,8 @@ def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, Run
     """Return the configuration and the record of the run that ``--resume`` names.
 
     Raises:
-        ValueError: if the run does not exist, or if ``arguments`` change anything but the device and the trust.
+        ValueError: if the run does not exist, if ``arguments`` change anything but the device and the trust, or if
+            the run's ``config.json`` differs from its checkpoint.
     """
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     if others := ", ".join(sorted(given - {"--resume", "--device", "--trust-env"})):
@@ -39,7 +45,41 @@ def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, Run
             "--resume takes all settings from the run: only --device and --trust-env can be given with it, "
             f"not {others}"
         )
-    record = read_record(Path(str(config.run.resume)))
+    folder = Path(str(config.run.resume))
+    record = read_record(folder)
+    _require_same_settings(folder, record)
     device = record.config.run.device if config.run.device == "auto" else config.run.device
     run = replace(record.config.run, resume=config.run.resume, device=device, threads=record.threads)
     return replace(record.config, run=run, trust_env=config.trust_env), record
+
+
+def _require_same_settings(folder: Path, record: RunRecord) -> None:
+    """Check that ``config.json`` has the settings, the threads and the data of the newest checkpoint, if there is one.
+
+    Raises:
+        ValueError: if they differ. The message lists the differences.
+    """
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    if not checkpoints.paths():
+        return
+    path, checkpoint, _ = checkpoints.newest(mmap=True)
+    saved, given = _flat(asdict(config_from_dict(checkpoint.config))), _flat(asdict(record.config))
+    for name in MAY_DIFFER:
+        del saved[name], given[name]
+    if (threads := checkpoint.config["run"]["threads"]) is not None:
+        saved["threads"], given["threads"] = threads, record.threads
+    for name in ("fingerprint", "env_id"):
+        saved[f"task.{name}"], given[f"task.{name}"] = getattr(checkpoint.task, name), getattr(record.task, name)
+    if wrong := [f"{name} is {given[name]!r}, not {value!r}" for name, value in saved.items() if given[name] != value]:
+        raise ValueError(
+            f"{folder / CONFIG} differs from what the run was trained with, by its checkpoint {path.name}: "
+            f"{'; '.join(wrong)}. Undo the changes, or start a new run"
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings -> value by dotted name, such as ``optimizer.lr``."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from primal_dt.config import Config, config_from_dict
+from primal_dt.config import Config, check_range, config_from_dict
 from primal_dt.data.names import folder_label
+from primal_dt.schema import build, require_keys
 from primal_dt.system.files import atomic_write, lock_folder, remove_partial
 from primal_dt.system.provenance import provenance
 from primal_dt.task import RunTask
@@ -17,6 +18,7 @@ from primal_dt.task import RunTask
 __all__ = ["DataPart", "RunRecord", "lock_run", "make_run_folder", "read_record", "write_record"]
 
 CONFIG = "config.json"
+PROVENANCE = ("command", "commit", "versions")
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,17 @@ class RunRecord:
 def make_run_folder(parent: Path, name: str | None, *, dataset: str, attention: str, seed: int) -> Path:
     """Create a run folder named ``name``, or ``<dataset>__<attention>__s<seed>__<time>`` if that is None.
 
+    A folder of that name is used if a run that was to start there was killed before it wrote ``config.json``.
+
     Raises:
-        ValueError: if a folder of that name exists already.
+        ValueError: if a folder of that name has a run or other files.
     """
     parent.mkdir(parents=True, exist_ok=True)
     if name is not None:
         folder = parent / name
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError as error:
-            raise ValueError(
-                f"{folder} already exists: give another --name, or resume it: --resume {folder}"
-            ) from error
+        _require_unused(folder)
         return folder
     base = f"{folder_label(dataset)}__{attention}__s{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):
@@ -69,14 +70,26 @@ def make_run_folder(parent: Path, name: str | None, *, dataset: str, attention: 
     raise FileExistsError(f"{parent} already has 999 runs named {base}")
 
 
+def _require_unused(folder: Path) -> None:
+    """Raise ValueError if a folder has files, other than those of a run that was killed before ``config.json``."""
+    if not folder.is_dir() or any(path.name != ".lock" and path.suffix != ".partial" for path in folder.iterdir()):
+        raise ValueError(f"{folder} already exists: give another --name, or resume it: --resume {folder}")
+
+
 @contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path, *, is_new: bool = False) -> Iterator[None]:
     """Lock a run folder against other processes, and remove partial files that a killed process left in it.
 
+    Args:
+        folder: run folder.
+        is_new: whether a run starts there. Two processes can choose the same name, but one of them is second.
+
     Raises:
-        ValueError: if another process is training the run.
+        ValueError: if another process is training the run, or ``is_new`` and another has started a run there.
     """
     with lock_folder(folder, f"{folder} is being trained by another process"):
+        if is_new:
+            _require_unused(folder)
         for each in (folder, folder / "checkpoints"):
             remove_partial(each)
         yield
@@ -107,17 +120,22 @@ def read_record(folder: Path) -> RunRecord:
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give a run folder, such as {folder.parent.parent}")
     try:
-        content = json.loads(path.read_text())
-        return RunRecord(
-            config=config_from_dict(content["config"]),
-            task=RunTask.from_dict(content["task"]),
-            parts=tuple(DataPart(**part) for part in content["parts"]),
-            threads=int(content["threads"]),
-            device=content["device"],
-            num_parameters=int(content["num_parameters"]),
-            provenance={name: content[name] for name in ("command", "commit", "versions")},
-        )
+        return _record(json.loads(path.read_bytes()))
     except FileNotFoundError as error:
         raise ValueError(f"{folder} is not a run: {CONFIG} is missing") from error
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read by this version: {error!r}") from error
+    except (ValueError, RecursionError) as error:  # JSON that is cut off, not text, too deep, or another's
+        raise ValueError(f"{path} cannot be read by this version: {error}") from error
+
+
+def _record(content: object) -> RunRecord:
+    """Build a record from the content of ``config.json``. Raise ValueError if a value is missing or impossible."""
+    names = [item.name for item in fields(RunRecord) if item.name != "provenance"]
+    values = require_keys(content, (*names, *PROVENANCE), where=CONFIG)
+    own = {name: values[name] for name in names} | {
+        "config": config_from_dict(values["config"]),
+        "task": RunTask.from_dict(values["task"]),
+        "provenance": {name: values[name] for name in PROVENANCE},
+    }
+    record = build(RunRecord, own, where=CONFIG)
+    check_range("threads", record.threads, low=1)
+    return record
