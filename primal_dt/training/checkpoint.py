@@ -134,12 +134,8 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mma
         raise CheckpointError(f"the checkpoint {path} {problem}")
     try:
         check_archive(path)
-        size = path.stat().st_size
-        # Mapped tensors take no memory, and cannot be larger than the file, whatever sizes it states.
-        content = checked_content(torch.load(path, map_location="cpu", weights_only=True, mmap=True), size=size)
-        if not mmap:
-            content = checked_content(torch.load(path, map_location=device, weights_only=True), size=size)
-        return Checkpoint(**content)
+        content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        return Checkpoint(**checked_content(content, size=path.stat().st_size))
     except Exception as error:  # torch and zipfile raise many types of errors for foreign bytes
         if _is_shortage(error):
             raise OSError(errno.ENOMEM, "there is not enough memory to load the checkpoint", str(path)) from error

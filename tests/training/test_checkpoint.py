@@ -24,6 +24,11 @@ CONFIG = Config(
 )
 """The settings of a run whose model is the small one."""
 
+CONFIG = Config(
+    model=ModelConfig(width=16, context=4, rank=4, attention_dropout=0.0), optimizer=OptimizerConfig(steps=100)
+)
+"""The settings of a run whose model is the small one."""
+
 
 def make(step: int = 5) -> Checkpoint:
     torch.manual_seed(step)
