@@ -17,6 +17,7 @@ if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should e
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import errno
 import importlib.util
 import json
 import sys
@@ -97,12 +98,14 @@ def evaluate_runs(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
         for mode in config.modes:
             try:
                 arena = make_arena(task_of_evaluation(run, config))
-                with ProgressBar(f"{number}/{len(runs)} {run.name}, {mode}") as bar:
+                with memory_errors(), ProgressBar(f"{number}/{len(runs)} {run.name}, {mode}") as bar:
                     evaluation = evaluate_run(run, arena, config.plan, mode=mode, device=device, callbacks=[bar])
                 evaluations.append(evaluation)
                 if config.video:
                     save_videos(run, evaluation, config, mode=mode, device=device)
             except Exception as error:  # not only expected ones: the other runs must be reported
+                if is_shortage(error):
+                    raise
                 failures.append(f"{run.name}, {mode}: {one_line(error)}")
     return evaluations, failures
 
@@ -140,7 +143,13 @@ def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
 def one_line(error: Exception) -> str:
     """The message of an error, with the error's type if the message alone may not be clear."""
     is_clear = isinstance(error, RolloutError | ValueError | OSError)
-    return " ".join((str(error) if is_clear else repr(error)).split())
+    return " ".join((explain(error) if is_clear else repr(error)).split())
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether memory or disk space ran out, which concerns all runs."""
+    codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.ENOMEM)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in codes)
 
 
 def is_run(path: Path) -> bool:

@@ -350,8 +350,8 @@ def make_metrics_unreadable(run: Path) -> None:
     [
         (remove_weight, "head.bias"),
         (remove_seed, "seed"),
-        (make_cache_unreadable, "Is a directory"),
-        (make_metrics_unreadable, "Is a directory"),
+        (make_cache_unreadable, "it is a link, a pipe, a device or a folder"),
+        (make_metrics_unreadable, "it is a link, a pipe, a device or a folder"),
     ],
 )
 def test_a_damaged_run_is_one_row_of_what_failed(

@@ -1,5 +1,6 @@
 """A job of a sweep: one training run and its evaluation, with its identity, its files and its progress."""
 
+import errno
 import hashlib
 import json
 import os
@@ -175,7 +176,9 @@ class Job:
         """
         try:
             metrics = read_metrics(self.folder)
-        except (IsADirectoryError, PermissionError):
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EACCES):  # it is not a regular file, or may not be read
+                raise
             metrics = []
         step = int(metrics[-1]["step"]) if metrics else 0
         for line, name in product(reversed(metrics), (HEADLINE, PLAIN_HEADLINE)):

@@ -207,6 +207,8 @@ class CheckpointFolder:
             except CheckpointError as error:
                 problems[path] = str(error)
             except OSError as error:
+                if error.errno != errno.EINVAL:  # of check_regular
+                    raise
                 problems[path] = f"the checkpoint {path} cannot be used: {error.strerror}"
         found = "; ".join(problems.values()) if problems else "none was saved yet"
         raise CheckpointError(f"there is no readable checkpoint in {self.folder}: {found}")
