@@ -19,6 +19,7 @@ from envs.spaces import ActionBounds, unit_box
 from primal_dt.task import Reference, RunTask, Specification
 
 __all__ = [
+    "DEFAULT_LIMIT",
     "ENVIRONMENTS",
     "Environment",
     "Spaces",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 NEWEST_VERSION = "v5"
+DEFAULT_LIMIT = 1000
+"""The episode limit of environments that set none: otherwise an episode might never end."""
 D4RL = "D4RL, d4rl/infos.py"
 
 
