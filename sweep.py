@@ -26,8 +26,9 @@ import torch
 import tyro
 
 from envs.datasets.cache import CACHE_VARIABLE, cache_folder
-from envs.datasets.load import DataOptions, load_dataset
+from envs.datasets.load import load_dataset
 from envs.datasets.minari import minari_folder
+from envs.datasets.part_tasks import DataOptions
 from envs.datasets.sources import must_download, stand_in
 from envs.make import make_arena
 from envs.tasks import task_of_run

@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envs.datasets.load import DataOptions, Dataset, load_dataset, reload_dataset
+from envs.datasets.load import Dataset, load_dataset, reload_dataset
+from envs.datasets.part_tasks import DataOptions
 from envs.make import make_arena, make_environment
 from primal_dt.config import Config
 from primal_dt.data.sampler import Batch, WindowSampler

@@ -60,7 +60,7 @@ class Config:
 
     tasks: tuple[str, ...] = tuple(TASKS)
     """Tasks: cartpole, pendulum, acrobot."""
-    data_steps: int = 20_000
+    data_steps: int = 50_000
     """Steps of each of the two policies."""
     steps: int = 1_500
     """Training steps."""
@@ -82,7 +82,9 @@ def call(*command: object) -> None:
     Raises:
         ValueError: if it fails.
     """
-    subprocess.run([sys.executable, *map(str, command)], check=True, cwd=Path.cwd(), stdout=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, *map(str, command)], check=False, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise ValueError(f"{' '.join(map(str, command))} ended with exit code {done.returncode}")
 
 
 def measure(name: str, config: Config) -> dict[str, float]:

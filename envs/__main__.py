@@ -16,9 +16,10 @@ import tyro
 
 from envs.datasets import cache
 from envs.datasets.describe import QUANTILES, describe, plot_returns
-from envs.datasets.load import DataOptions, load_dataset
+from envs.datasets.load import load_dataset
 from envs.datasets.minari import check_name, minari_folder, open_minari
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, parse_name
+from envs.datasets.part_tasks import DataOptions
 from envs.datasets.sources import d4rl_path
 from envs.datasets.suites import listing, name_of_file
 from envs.errors import DataError

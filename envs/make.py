@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from envs.errors import DataError
 from envs.spaces import action_bounds, flat_width, flatten_rows, to_action
 from envs.specifications import make_specified
-from envs.tasks import Spaces, Task
+from envs.tasks import DEFAULT_LIMIT, Spaces, Task
 from primal_dt.evaluation.evaluate import Arena
 from primal_dt.task import Specification
 
@@ -21,8 +21,6 @@ __all__ = ["check_fits", "make_arena", "make_environment", "make_raw", "spaces_o
 
 log = logging.getLogger(__name__)
 Env = gymnasium.Env[Any, Any]
-UNLIMITED = 1000
-"""Maximum number of steps of an episode in an environment that sets none: otherwise an episode might never end."""
 
 
 def _log_warning(message: str) -> None:
@@ -43,8 +41,9 @@ class VectorInterface(gymnasium.Wrapper[NDArray[np.float32], NDArray[np.floating
         return self._flat(observation), info
 
     def step(self, action: NDArray[np.floating]) -> tuple[NDArray[np.float32], Any, bool, bool, dict[str, Any]]:
-        observation, *rest = self.env.step(to_action(self.env.action_space, action))
-        return self._flat(observation), *rest  # type: ignore[return-value]
+        entries = to_action(self.env.action_space, action)
+        observation, reward, terminated, truncated, info = self.env.step(entries)
+        return self._flat(observation), reward, terminated, truncated, info
 
     def _flat(self, observation: Any) -> NDArray[np.float32]:
         return flatten_rows(self.env.observation_space, _with_axis(observation))[0]
@@ -69,7 +68,7 @@ def make_raw(task: Task, **options: Any) -> Env:
         raise DataError("the data names no environment to act in: pass --env-id")
     env = make_specified(task.specification, trust=task.trusted, **options)
     if env.spec is not None and env.spec.max_episode_steps is None:
-        env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
+        env = gymnasium.wrappers.TimeLimit(env, DEFAULT_LIMIT)
     return env
 
 
@@ -128,4 +127,4 @@ def make_arena(task: Task) -> Arena:
     env = make_raw(task)
     limit = None if env.spec is None else env.spec.max_episode_steps
     env.close()
-    return Arena(partial(make_environment, task), limit or UNLIMITED)
+    return Arena(partial(make_environment, task), limit or DEFAULT_LIMIT)

@@ -113,7 +113,7 @@ def parse_specification(text: str, where: str) -> Specification:
 
 def plain_where_equal(specification: Specification) -> Specification:
     """Leave out what equals the registry's entry, so that a plain environment has a plain specification."""
-    known = gymnasium.registry.get(specification.env_id.rpartition(":")[2])
+    known = gymnasium.registry.get(specification.bare_id)
     if known is None:
         return specification
     arguments = {

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from envs.errors import DataError
+from envs.references import REFERENCES
 from envs.spaces import ActionBounds, unit_box
 from primal_dt.task import Reference, RunTask, Specification
 
 __all__ = [
+    "DEFAULT_LIMIT",
     "ENVIRONMENTS",
     "Environment",
     "Spaces",
     "Task",
-    "bare_id",
     "environment_of",
     "task_named",
     "task_of",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 NEWEST_VERSION = "v5"
+DEFAULT_LIMIT = 1000
+"""The episode limit of environments that set none: otherwise an episode might never end."""
 D4RL = "D4RL, d4rl/infos.py"
 
 
@@ -85,7 +88,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             gymnasium_name="Hopper",
             state_width=11,
             actions=unit_box(3),
-            reference=Reference(-20.272305, 3234.3),
+            reference=REFERENCES["hopper"],
             targets=(3600.0, 1800.0),
             paper_rank={"medium-expert": 64, "medium": 96, "medium-replay": 64},
             return_scale=1000.0,
@@ -95,7 +98,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             gymnasium_name="HalfCheetah",
             state_width=17,
             actions=unit_box(6),
-            reference=Reference(-280.178953, 12135.0),
+            reference=REFERENCES["halfcheetah"],
             targets=(12000.0, 6000.0),
             paper_rank={"medium-expert": 96, "medium": 64, "medium-replay": 32},
             return_scale=1000.0,
@@ -105,7 +108,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             gymnasium_name="Walker2d",
             state_width=17,
             actions=unit_box(6),
-            reference=Reference(1.629008, 4592.3),
+            reference=REFERENCES["walker2d"],
             targets=(5000.0, 2500.0),
             paper_rank={"medium-expert": 96, "medium": 96, "medium-replay": 96},
             return_scale=1000.0,
@@ -160,16 +163,11 @@ class Task:
         )
 
 
-def bare_id(env_id: str) -> str:
-    """An environment id without the module that registers it: ``Walk-v0`` for ``my_envs:Walk-v0``."""
-    return env_id.rpartition(":")[2]
-
-
 def environment_of(specification: Specification | None, spaces: Spaces) -> Environment:
     """The table's entry for a plain environment in a version from v2 to v5; else an entry with these spaces."""
     if specification is None:
         return Environment("", "", *spaces)
-    name = re.sub(r"-v\d+$", "", bare_id(specification.env_id))
+    name = re.sub(r"-v\d+$", "", specification.bare_id)
     return _in_table(specification) or Environment(name.lower(), name, *spaces, note=NOTES.get(name))
 
 

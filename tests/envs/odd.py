@@ -20,6 +20,9 @@ KITCHEN = spaces.Dict(
 """The observations of FrankaKitchen, with two of its tasks."""
 
 
+CHOICES = spaces.Discrete(3, start=5)
+
+
 class Odd(gymnasium.Env[Any, Any]):
     """Observations are random. The reward is 1 for the first choice or for a positive action; the eighth step succeeds.
 
@@ -31,7 +34,7 @@ class Odd(gymnasium.Env[Any, Any]):
     def __init__(
         self,
         observations: spaces.Space[Any] = KITCHEN,
-        actions: spaces.Space[Any] = spaces.Discrete(3, start=5),  # noqa: B008 - not changed
+        actions: spaces.Space[Any] = CHOICES,
         render_mode: str | None = None,
     ) -> None:
         self.observation_space, self.action_space, self.steps = observations, actions, 0

@@ -170,7 +170,7 @@ def test_a_pipe_gets_a_line_for_each_change(jobs: list[Job]) -> None:
 
 
 def test_plain_returns_are_not_called_scores(jobs: list[Job]) -> None:
-    """Of tasks without reference returns: during the training, and when the job is done."""
+    """They belong to tasks without reference returns, and are shown during the training and after it."""
     terminal, pipe = Terminal(), io.StringIO()
     train(jobs[0], 300, 0.0)
     (jobs[0].folder / "metrics.jsonl").write_text(json.dumps({"step": 300, PLAIN_HEADLINE: 0.625}) + "\n")

@@ -118,7 +118,7 @@ def test_a_finished_run_without_metrics_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reference", "value"), [(Reference(0.0, 1.0), 5.0), (None, 7.0)])
 def test_the_score_curve_has_the_unit_of_the_task(tmp_path: Path, reference: Reference | None, value: float) -> None:
-    """Of a policy without targets, both the return and the normalized return are logged."""
+    """A policy without targets logs both the return and the normalized return."""
     trainer: Any = SimpleNamespace(step=1)
     task = RunTask("Hopper-v5", None, "data", (), "f", (), reference)
     normalizer: Any = None

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 
 from envs.behavior.policies import load_policy
 from envs.behavior.record import run_episode
-from envs.datasets.load import DataOptions, Dataset, load_dataset
+from envs.datasets.load import Dataset, load_dataset
 from envs.datasets.minari import open_minari, write_minari
+from envs.datasets.part_tasks import DataOptions
 from envs.errors import DataError
 from envs.make import make_environment, make_raw
 from envs.spaces import flat_width, to_action

@@ -16,9 +16,10 @@ import pytest
 
 from envs.behavior.recipes import Ingredient
 from envs.datasets import cache, sources
-from envs.datasets.load import DataOptions, load_dataset, reload_dataset
+from envs.datasets.load import load_dataset, reload_dataset
 from envs.datasets.minari import minari_folder
 from envs.datasets.names import KNOWN_NAMES
+from envs.datasets.part_tasks import DataOptions
 from envs.errors import DataError
 from primal_dt.config import Config
 from primal_dt.data.trajectories import Trajectories

@@ -9,7 +9,8 @@ from itertools import product
 import gymnasium
 import pytest
 
-from envs.datasets.suites import NAMES, REFERENCES, Fit, known_name, listing, name_of_file
+from envs.datasets.suites import NAMES, Fit, known_name, listing, name_of_file
+from envs.references import REFERENCES
 from envs.specifications import make_specified
 from envs.tasks import ENVIRONMENTS
 from primal_dt.task import Specification
