@@ -9,7 +9,7 @@ from envs.errors import DataError
 from envs.make import Env, make_environment
 from envs.tasks import Task
 from primal_dt.evaluation.rollout import Episode, Policy, rollout
-from primal_dt.system.files import check_regular
+from primal_dt.system.files import check_regular, move
 
 __all__ = ["check_video", "record_video"]
 
@@ -106,7 +106,7 @@ def record_video(policy: Policy, task: Task, path: Path, *, target: float | None
             (episode,) = rollout(policy, lambda: _Filmed(environment, writer), targets=[target], seeds=[seed])
         finally:
             writer.close()
-        partial.replace(path)
+        move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
         environment.close()

@@ -40,10 +40,11 @@ from primal_dt.training.checkpoint import CheckpointError, load_checkpoint
 from primal_dt.training.distributed import Processes
 from primal_dt.training.guidance import ValueRange
 from primal_dt.training.metrics_log import read_metrics
-from primal_dt.training.run_folder import lock_run
+from primal_dt.training.run_folder import lock_run, read_record
 from primal_dt.training.trainer import Trainer
 from tests.conftest import ON_ONE_CORE, SMALL, data_variables, file_size_limit, run_program, small_data
 from tests.envs.files import d4rl_arrays, write_d4rl
+from tests.system.disk import Disk, Names, watched_disk
 from tests.training import test_metrics_log
 
 RUN = [*SMALL, *ON_ONE_CORE, *shlex.split("--dropout 0.1 --steps 60 --log-every-steps 5 --save-every-steps 10")]
@@ -489,6 +490,40 @@ def test_killed_runs_lose_nothing(script: Script) -> None:
     assert newest > 0
     assert_same(only_run("killed"), only_run("undisturbed"))
     assert not list(Path("killed").glob("**/*.partial"))
+
+
+@pytest.mark.parametrize("names", get_args(Names))
+def test_a_power_failure_loses_no_checkpoint(script: Script, whole: Whole, names: Names) -> None:
+    """It may happen at every flush and rename. Points before the newest checkpoint survive too."""
+    Path("disk").mkdir()
+    steps: list[int] = []
+    images: list[Path] = []
+
+    def fail(disk: Disk) -> None:
+        rest = disk.fail(Path(f"rest-{len(steps)}").absolute(), names)
+        folder = rest / "run"
+        newest = load_checkpoint(folder).step if list(folder.glob("checkpoints/step-*.pt")) else 0
+        steps.append(newest)
+        if newest:
+            assert [line["step"] for line in read_metrics(folder)][: newest // 5] == list(range(5, newest + 1, 5))
+        if read_record_if_any(folder):
+            images.append(folder)
+
+    with watched_disk(Path("disk").absolute(), on_event=fail) as disk:
+        assert script.start("--out", "disk", "--name", "run") == 0
+        fail(disk)
+    assert steps == sorted(steps)
+    assert set(steps) == {0, 10, 20, 30, 40, 50, 60}
+    saved = [step for step, event in zip(steps, disk.events, strict=False) if event == ("flush", "run/checkpoints")]
+    assert saved[-6:] == [10, 20, 30, 40, 50, 60]
+    folder = random.Random(0).choice(images)
+    assert script.resume(folder) == 0
+    assert_same(folder, whole.folder)
+
+
+def read_record_if_any(folder: Path) -> bool:
+    """Whether a run has a record. It must be readable then."""
+    return (folder / "config.json").exists() and bool(read_record(folder))
 
 
 def num_points() -> int:

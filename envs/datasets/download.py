@@ -1,6 +1,5 @@
 """Resumable downloads."""
 
-import os
 import socket
 import time
 import urllib.error
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from primal_dt.system.files import open_regular
+from primal_dt.system.files import make_folder, move, open_regular
 from primal_dt.system.terminal import Counter
 
 __all__ = ["DownloadError", "download"]
@@ -48,7 +47,7 @@ def download(
     Raises:
         DownloadError: if the file cannot be downloaded, or if ``verify`` rejects it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     part = _Part(path)
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
@@ -77,7 +76,7 @@ def download(
         except Exception as error:
             part.discard()
             raise DownloadError(f"the file from {url} is not as expected: {error}") from error
-        os.replace(part.path, path)
+        move(part.path, path)
         part.discard()
 
 

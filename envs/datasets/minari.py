@@ -35,7 +35,7 @@ from envs.spaces import ActionBounds, Space, action_bounds, flat_width, flatten_
 from envs.specifications import parse_specification
 from envs.tasks import Spaces, Task
 from primal_dt.data.trajectories import Trajectory
-from primal_dt.system.files import check_folder, check_space, name_errors
+from primal_dt.system.files import check_folder, check_space, make_folder, move, name_errors
 from primal_dt.task import Reference, Specification
 
 __all__ = [
@@ -456,7 +456,7 @@ def staged(dataset_id: str, *, replace: bool = False) -> Iterator[Path]:
                 f"the data set {dataset_id!r} already exists in {root / dataset_id}: choose another name, or replace "
                 "it (--overwrite)"
             )
-        staging.mkdir(parents=True)
+        make_folder(staging)
         try:
             yield staging
             _take_place(staging, root, dataset_id)
@@ -484,20 +484,20 @@ def _clear(staging: Path, dataset_id: str) -> None:
     check_folder(staging)
     old, target = staging / REPLACED, minari_folder(dataset_id)
     if os.path.lexists(old) and not os.path.lexists(target):
-        old.rename(target)
+        move(old, target)
         log.warning("%s is restored: its replacement was interrupted", dataset_id)
     shutil.rmtree(staging, ignore_errors=True)
 
 
 def _take_place(staging: Path, root: Path, dataset_id: str) -> None:
     target = root / dataset_id
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     for file in staging.rglob("namespace_metadata.json"):
         if not (there := root / file.relative_to(staging)).exists():
-            file.rename(there)
+            move(file, there)
     if target.exists():
-        target.rename(staging / REPLACED)
-    (staging / dataset_id).rename(target)  # if it fails, the old one is restored from staging
+        move(target, staging / REPLACED)
+    move(staging / dataset_id, target)  # if it fails, the old one is restored from staging
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
 from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
-from primal_dt.system.files import name_errors, open_regular, read_text
+from primal_dt.system.files import move, name_errors, open_regular, read_text
 from primal_dt.system.staging import staging_folder
 
 __all__ = ["Store", "StoreError", "Verification", "open_store", "write_store"]
@@ -178,7 +178,7 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
         with name_errors(parent):
             folder = parent / _write_files(partial, episodes)
         try:
-            partial.rename(folder)
+            move(partial, folder)
         except OSError:
             if not folder.exists():
                 raise
@@ -188,7 +188,7 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
                 return store
             except StoreError:
                 shutil.rmtree(folder)
-                partial.rename(folder)
+                move(partial, folder)
     return open_store(folder)
 
 
@@ -219,9 +219,6 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
             moments.add(episode.observations)
         if widths is None or moments is None:
             raise StoreError("there is no episode to store: at least one is required")
-        for file in files.values():
-            file.flush()
-            os.fsync(file.fileno())
     finally:
         for file in files.values():
             file.close()
@@ -237,8 +234,6 @@ def _write_files(folder: Path, episodes: Iterable[Trajectory]) -> str:
     }
     with (folder / "store.json").open("w") as text:
         json.dump(description, text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
     return digest.hexdigest()
 
 

@@ -52,8 +52,11 @@ class BoxActions(ActionSpace):
         lows, highs = torch.tensor(low), torch.tensor(high)
         self.num_features = self.num_outputs = len(lows)
         self.has_unbounded = any(unbounded)
-        self.register_buffer("center", (lows + highs) / 2, persistent=False)
-        self.register_buffer("radius", (highs - lows) / 2, persistent=False)
+        center, radius = (lows + highs) / 2, (highs - lows) / 2
+        while (is_beyond := (center + radius > highs) | (center - radius < lows)).any():  # by rounding
+            radius = torch.where(is_beyond, radius.nextafter(torch.zeros_like(radius)), radius)
+        self.register_buffer("center", center, persistent=False)
+        self.register_buffer("radius", radius, persistent=False)
         self.register_buffer("unbounded", torch.tensor(tuple(unbounded), dtype=torch.bool), persistent=False)
 
     def encode(self, actions: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Atomic writes of files, and checks of files, folders and space."""
+"""Writes that survive kills and power failures, and checks of files, folders and space."""
 
 import errno
 import os
@@ -19,6 +19,8 @@ __all__ = [
     "check_space",
     "check_writable",
     "lock_folder",
+    "make_folder",
+    "move",
     "name_errors",
     "open_regular",
     "read_text",
@@ -38,19 +40,39 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: if a write fails, or if something that is not a regular file has that name.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     check_regular(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     partial.unlink(missing_ok=True)
     try:
         with name_errors(path), partial.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    _flush_folder(path.parent)
+
+
+def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Create a folder and its missing parents, as ``mkdir`` does. They then survive a power failure."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=exist_ok)
+    for path in missing:
+        _flush(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or a folder. After a power failure, it has its old name or its new one, and all of its content.
+
+    Raises:
+        OSError: if something cannot be written, or if ``target`` is a folder that is not empty.
+    """
+    with name_errors(target):
+        for path in (*source.rglob("*"), source):
+            if not path.is_symlink():
+                _flush(path)
+        source.replace(target)
+        for folder in dict.fromkeys((target.parent, source.parent)):
+            _flush(folder)
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "a+b"]) -> BinaryIO:
@@ -150,11 +172,13 @@ def remove_partial(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, on systems where folders can be flushed."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _flush(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power failure. Windows cannot flush folders."""
+    is_posix = os.name == "posix"
+    if not (path.is_file() or (path.is_dir() and is_posix)):
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_posix else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

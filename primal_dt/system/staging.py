@@ -8,6 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from primal_dt.system.files import make_folder
+
 __all__ = ["staging_folder"]
 
 PREFIX = ".partial-"
@@ -19,7 +21,7 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 
     Folders that killed processes left in ``parent`` are removed first: those whose lock is free.
     """
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is in use, or another user's
             _remove(path.with_suffix(""))

@@ -29,7 +29,7 @@ from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
-from primal_dt.system.files import atomic_write, check_regular
+from primal_dt.system.files import atomic_write, check_regular, move
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint_schema import FORMAT, check_archive, checked_content
 
@@ -177,7 +177,6 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Save a checkpoint, remove old ones, and return its path."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(checkpoint.step)
         save_checkpoint(path, checkpoint)
         for old in self.paths()[:-NUM_KEPT]:
@@ -186,7 +185,7 @@ class CheckpointFolder:
 
     def set_aside(self, path: Path) -> None:
         """Rename an unreadable checkpoint to ``*.damaged``, so that it is ignored but not deleted."""
-        path.rename(path.with_name(f"{path.name}.damaged"))
+        move(path, path.with_name(f"{path.name}.damaged"))
 
     def newest(
         self, device: torch.device | str = "cpu", *, mmap: bool = False

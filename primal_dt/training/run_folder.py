@@ -11,7 +11,7 @@ from typing import Any
 from primal_dt.config import Config, check_range, config_from_dict
 from primal_dt.data.names import folder_label
 from primal_dt.schema import build, require_keys
-from primal_dt.system.files import atomic_write, check_folder, lock_folder, open_regular, remove_partial
+from primal_dt.system.files import atomic_write, check_folder, lock_folder, make_folder, open_regular, remove_partial
 from primal_dt.system.provenance import provenance
 from primal_dt.task import RunTask
 
@@ -52,18 +52,17 @@ def make_run_folder(parent: Path, name: str | None, *, dataset: str, attention: 
     Raises:
         ValueError: if a folder of that name has a run or other files.
     """
-    parent.mkdir(parents=True, exist_ok=True)
     if name is not None:
         folder = parent / name
         with suppress(FileExistsError):
-            folder.mkdir()
+            make_folder(folder)
         _require_unused(folder)
         return folder
     base = f"{folder_label(dataset)}__{attention}__s{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):
         folder = parent / (base if number == 1 else f"{base}-{number}")
         try:
-            folder.mkdir()
+            make_folder(folder, exist_ok=False)
         except FileExistsError:
             continue
         return folder

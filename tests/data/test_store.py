@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from primal_dt.data.sampler import WindowSampler
 from primal_dt.data.store import StoreError, Verification, open_store, write_store
 from primal_dt.data.trajectories import Trajectory
 from tests.conftest import file_size_limit
+from tests.system.disk import Disk, Names, watched_disk
 
 
 def episodes(*lengths: int, seed: int = 0, width: int = 3) -> list[Trajectory]:
@@ -119,10 +121,30 @@ def test_store_appears_only_when_complete(tmp_path: Path, monkeypatch: pytest.Mo
         assert (self / "store.json").exists()
         raise PermissionError("not today")
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(PermissionError):
         write_store(tmp_path, episodes(5))
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("names", get_args(Names))
+def test_a_power_failure_leaves_no_part_of_a_store(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, names: Names
+) -> None:
+    rest, seen = tmp_path_factory.mktemp("rest"), []
+
+    def fail(disk: Disk) -> None:
+        stores = [path for path in disk.fail(rest / "disk", names).glob("*/*") if path.is_dir()]
+        stores = [path for path in stores if not path.name.startswith(".")]
+        seen.append(len(stores))
+        for store in stores:
+            open_store(store).verify()
+
+    with watched_disk(tmp_path, on_event=fail) as disk:
+        write_store(tmp_path / "stores", episodes(5))
+        fail(disk)
+    assert set(seen) == {0, 1}
+    assert seen == sorted(seen)
 
 
 def test_interrupted_write_leaves_nothing(tmp_path: Path) -> None:

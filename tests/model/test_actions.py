@@ -49,6 +49,18 @@ def test_entries_without_bounds_are_scaled_by_the_data() -> None:
     torch.testing.assert_close(space.decode(torch.zeros(1, 2)), torch.tensor([[0.0, 5.0]]))
 
 
+def test_saturated_outputs_are_within_the_bounds() -> None:
+    """Rounding would lead one action in twenty beyond uneven bounds."""
+    random = torch.Generator().manual_seed(0)
+    low = 4 * torch.rand(1000, generator=random) - 2
+    high = low + 3 * torch.rand(1000, generator=random)
+    space = BoxActions(low.tolist(), high.tolist())
+    for outputs in (torch.full((1000,), 100.0), torch.full((1000,), -100.0)):
+        actions = space.decode(outputs)
+        assert ((low <= actions) & (actions <= high)).all()
+        torch.testing.assert_close(actions, high if outputs[0] > 0 else low, rtol=1e-6, atol=1e-6)
+
+
 def test_the_loss_of_choices_is_the_cross_entropy() -> None:
     model, batch = random_model(CATEGORICAL, 0.3, torch.float64), choices_batch(6, 2, 4)
     output = model(batch, with_objective=True)

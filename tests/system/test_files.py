@@ -2,14 +2,17 @@
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from primal_dt.system.files import atomic_write, check_folder, check_space, check_writable, lock_folder, open_regular
 from primal_dt.system.terminal import explain
 from tests.conftest import file_size_limit
+from tests.system.disk import Disk, Names, watched_disk
 
 KINDS: dict[str, Callable[[Path, Path], object]] = {
     "link": lambda path, outside: path.symlink_to(outside),
@@ -39,6 +42,37 @@ def test_file_appears_complete_with_usual_permissions(tmp_path: Path) -> None:
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+def test_content_is_flushed_before_its_name(tmp_path: Path) -> None:
+    """In this order: else a name may survive a power failure without its content."""
+    with watched_disk(tmp_path) as disk:
+        write_atomically(tmp_path / "new" / "file")
+    partial = f"new/.file.{os.getpid()}-{threading.get_ident()}.partial"
+    assert disk.events == [
+        ("mkdir", "new"),
+        ("flush", "."),
+        ("flush", partial),
+        ("replace", partial, "new/file"),
+        ("flush", "new"),
+    ]
+
+
+@pytest.mark.parametrize("names", get_args(Names))
+def test_a_power_failure_leaves_the_old_file_or_the_new(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, names: Names
+) -> None:
+    path, rest, seen = tmp_path / "file", tmp_path_factory.mktemp("rest"), []
+    path.write_bytes(b"before")
+
+    def fail(disk: Disk) -> None:
+        seen.append((disk.fail(rest / "disk", names) / "file").read_bytes())
+
+    with watched_disk(tmp_path, on_event=fail):
+        write_atomically(path)
+    assert set(seen) == {b"before", b"one"}
+    assert seen == sorted(seen)  # never the old one again
+    assert seen[-1] == b"one"
 
 
 def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -240,6 +240,22 @@ def test_a_log_without_an_environment_can_be_trained_on(
     assert (dataset.run_task().environment_text, dataset.run_task().reference) == ("", None)
 
 
+@pytest.mark.parametrize("edge", [1.0, -1.0])
+def test_actions_are_exact_at_their_bounds(edge: float) -> None:
+    """The bound itself is fine, also if single precision rounds to it. The next number is not."""
+    arrays = d4rl_arrays()
+    for number, action in enumerate([edge, np.float32(edge), edge * (1 + 1e-9), np.nextafter(np.float32(edge), 0)]):
+        arrays["actions"][2, 1] = action
+        path = str(write_d4rl(Path(f"within-{number}.hdf5"), arrays, env_id="Hopper-v5"))
+        assert load(path).trajectories.actions[2, 1] == np.float32(action)
+    arrays["actions"] = arrays["actions"].astype(np.float32)
+    arrays["actions"][2, 1] = np.nextafter(np.float32(edge), np.float32(2 * edge))
+    path = str(write_d4rl(Path("beyond.hdf5"), arrays, env_id="Hopper-v5"))
+    assert_refused("1 of 8 actions are out of bounds by up to 1.19209e-07", path)
+    actions = load(path, clip_actions=True).trajectories.actions
+    assert actions[2, 1] == edge
+
+
 def test_a_choice_that_does_not_exist_is_refused() -> None:
     arrays = d4rl_arrays() | {"observations": np.zeros((8, 4)), "actions": np.array([0, 1, 2, 0, 0, 0, 0, 0])}
     path = str(write_d4rl(Path("cartpole.hdf5"), arrays, env_id="CartPole-v1"))

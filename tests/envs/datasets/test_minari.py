@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import h5py
 import minari
@@ -22,6 +22,7 @@ from envs.datasets.minari import datasets_path, minari_folder, open_minari, stag
 from envs.datasets.sources import find_here
 from envs.errors import DataError
 from tests.envs.files import HOPPER_ACTIONS, NAME, read_minari, recorded_episodes, write_small_minari
+from tests.system.disk import Disk, Names, watched_disk
 
 ROOT = Path(__file__).parents[3]
 INVALID_NAMES = ("no version", "mine/hopper/walk", "x/a-v0", "../up-v0", "a//b-v0")
@@ -160,14 +161,14 @@ def test_a_recording_without_episodes_is_refused() -> None:
 
 
 def test_a_failed_replacement_restores_the_old_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
+    rename = Path.replace
 
     def fail(self: Path, target: Path) -> Path:
         if target == folder and self.parent.name == "hopper":
             raise PermissionError("not today")
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(PermissionError):
         write_small_minari(lengths=(2,), replace=True)
     assert len(read_minari(folder)) == 3
@@ -178,13 +179,13 @@ import os
 from pathlib import Path
 from envs.datasets import minari
 from tests.envs.files import write_small_minari
-rename = Path.rename
+rename = Path.replace
 def die_after_the_first(self, target):
     if self == minari.minari_folder("test/hopper/small-v0"):
         rename(self, target)
         os._exit(9)
     return rename(self, target)
-Path.rename = die_after_the_first
+Path.replace = die_after_the_first
 write_small_minari(lengths=(2,), replace=True)
 """
 
@@ -202,6 +203,25 @@ def test_a_kill_between_the_renames_keeps_the_old_data(
     assert len(read_minari(folder)) == 3
     assert caplog.messages == [f"{NAME} is restored: its replacement was interrupted"]
     assert not staging.exists()
+
+
+@pytest.mark.parametrize("names", get_args(Names))
+def test_a_power_failure_leaves_the_old_data_or_the_new(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, rest, seen = minari_folder(), tmp_path_factory.mktemp("rest"), []
+
+    def fail(disk: Disk) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("MINARI_DATASETS_PATH", str(disk.fail(rest / "disk", names)))
+            assert find_here(NAME) is not None
+            seen.append(len(read_minari(minari_folder(NAME))))
+
+    with watched_disk(root, on_event=fail) as disk:
+        write_small_minari(lengths=(2,), replace=True)
+        fail(disk)
+    assert set(seen) == {3, 1}
+    assert seen == sorted(seen, reverse=True)
 
 
 def test_data_whose_replacement_was_killed_can_be_used(folder: Path, staging: Path) -> None:
@@ -222,7 +242,7 @@ def test_an_incomplete_data_set_is_never_restored(staging: Path) -> None:
 
 
 def test_data_that_cannot_be_restored_stays_in_staging(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
+    rename = Path.replace
 
     def fail(self: Path, target: Path) -> Path:
         if target == folder:
@@ -230,7 +250,7 @@ def test_data_that_cannot_be_restored_stays_in_staging(folder: Path, monkeypatch
         return rename(self, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", fail)
+        patch.setattr(Path, "replace", fail)
         with pytest.raises(PermissionError):
             write_small_minari(lengths=(2,), replace=True)
     assert not folder.exists()
