@@ -44,6 +44,7 @@ from primal_dt.sweep.job import Job, JobRecord
 from primal_dt.sweep.view import SweepView
 from primal_dt.sweep.worker import Programs
 from primal_dt.system.files import check_writable, lock_folder
+from primal_dt.system.process import memory_errors
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.training.arguments import parse_config
 
@@ -54,12 +55,13 @@ def main() -> int:
     """Parse the command line, run the sweep, report; explain a user's mistake without a traceback."""
     begin_program()
     try:
-        config, jobs = parse(sys.argv[1:])
-        if config.dry_run:
+        with memory_errors():
+            config, jobs = parse(sys.argv[1:])
+            if not config.dry_run:
+                return sweep(config, jobs)
             show_plan(jobs, config.resources, programs(), address=config.address, stand_in=stand_in, roll_out=roll_out)
             return 0
-        return sweep(config, jobs)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:

@@ -36,7 +36,7 @@ from envs.datasets.part_tasks import DataOptions
 from envs.make import make_arena, make_environment
 from primal_dt.config import Config
 from primal_dt.data.sampler import Batch, WindowSampler
-from primal_dt.data.store import Verification
+from primal_dt.data.store import StoreError, Verification
 from primal_dt.data.trajectories import best_episodes, highest_returns, hold_out
 from primal_dt.evaluation.callbacks import StopCheck
 from primal_dt.evaluation.evaluate import Arena, evaluate_episodes, target_seed_pairs
@@ -112,7 +112,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
                     if not config.run.resume:
                         write_record(folder, make_record(config, dataset, trainer))
                     return run(folder, config, dataset, verification, trainer, request)
-            except (OSError, MemoryError) as error:
+            except (OSError, MemoryError, StoreError) as error:
                 print(f"error: {explain(error)}\n{how_to_resume(folder)}", file=sys.stderr)
                 return EXIT_MISTAKE
 

@@ -304,3 +304,13 @@ def test_two_sweeps_cannot_share_a_folder() -> None:
     Path("shared").mkdir()
     with lock_folder(Path("shared"), ""), pytest.raises(ValueError, match="another sweep is running in shared"):
         sweep.run(SweepConfig(out=Path("shared")), [], [])
+
+
+def test_missing_memory_ends_in_a_message(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sweep, "parse", run_out)
+    _, err = call("demo", code=1)
+    assert err.startswith("error: there is not enough memory")
+    assert "Traceback" not in err

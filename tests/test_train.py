@@ -605,7 +605,7 @@ def test_cache_that_shrinks_in_use_stops_the_run(script: Script) -> None:
     path = stored(script, "actions")
     after_update(script.patch, 23, lambda _: os.truncate(path, path.stat().st_size - 4))
     assert script.start() == 1
-    assert "actions.f32 was changed while it was in use" in script.err()
+    assert_tells_how_to_resume(script.err(), "actions.f32 was changed while it was in use")
     assert load_checkpoint(only_run()).step == 20
 
 

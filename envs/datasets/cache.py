@@ -57,7 +57,7 @@ def read_note(identity: str) -> dict[str, Any] | None:
     """Read the note for an identity; None if there is none or it is unreadable."""
     try:
         note = json.loads(read_text(_note_path(identity)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return note if isinstance(note, dict) else None
 

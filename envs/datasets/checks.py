@@ -189,8 +189,12 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             yield file
         except DataError:
             raise
+        except MemoryError as error:
+            raise DataError(
+                f"{path} cannot be read: there is not enough memory ({error}); if it is not that large, it is damaged"
+            ) from error
         # h5py raises many kinds of exceptions for damaged files.
-        except (OSError, KeyError, RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
 
 

@@ -217,11 +217,11 @@ def open_minari(folder: Path) -> MinariData:
         DataError: if the data set is missing, is not in HDF5, or has no episodes.
     """
     data = folder if (folder / "metadata.json").is_file() else folder / "data"
+    if not (data / "metadata.json").is_file():  # a pipe is not one
+        raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it")
     try:
         metadata = json.loads((data / "metadata.json").read_text())
         num_episodes = int(metadata["total_episodes"])
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} is not a Minari data set: there is no metadata.json in it") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{data / 'metadata.json'} cannot be read: {error!r}") from error
     where, path = str(data / "metadata.json"), data / MINARI_FILE

@@ -145,6 +145,16 @@ def test_a_damaged_chunk_is_reported() -> None:
         read()
 
 
+def test_missing_memory_is_not_called_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*arguments: object) -> None:
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    write_d4rl(PATH, d4rl_arrays())
+    monkeypatch.setattr("h5py.Dataset.__getitem__", run_out)
+    with pytest.raises(DataError, match=r"data\.hdf5 cannot be read: there is not enough memory \(Unable to alloc"):
+        read()
+
+
 @pytest.mark.parametrize("value", [5, np.array([b"a", b"b"]), h5py.Empty("S1"), np.void(b"x")])
 def test_an_env_id_that_is_no_string_is_refused(value: Any) -> None:
     with pytest.raises(DataError, match=r"data\.hdf5: the attribute env_id must be a string such as Hopper-v5"):

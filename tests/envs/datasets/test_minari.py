@@ -160,6 +160,14 @@ def test_a_recording_without_episodes_is_refused() -> None:
     assert not minari_folder(NAME).exists()
 
 
+def test_a_pipe_is_not_metadata(folder: Path) -> None:
+    """Reading it would wait forever."""
+    (folder / METADATA).unlink()
+    os.mkfifo(folder / METADATA)
+    with pytest.raises(DataError, match=r"is not a Minari data set: there is no metadata\.json"):
+        open_minari(folder)
+
+
 def test_a_failed_replacement_restores_the_old_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.replace
 
