@@ -5,7 +5,6 @@ deleted at any time. Stores and notes are rebuilt from the source files; downloa
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from typing import Any
 
 import platformdirs
 
-from primal_dt.system.files import atomic_write, read_text
+from primal_dt.system.files import atomic_write, open_regular
+from primal_dt.system.records import dump_record, parse_record
 
 __all__ = [
     "cache_folder",
@@ -56,16 +56,16 @@ def file_identity(path: Path) -> str:
 def read_note(identity: str) -> dict[str, Any] | None:
     """Read the note for an identity; None if there is none or it is unreadable."""
     try:
-        note = json.loads(read_text(_note_path(identity)))
-    except (OSError, ValueError, RecursionError):
+        with open_regular(_note_path(identity), "rb") as file:
+            return parse_record(file.read())
+    except OSError:
         return None
-    return note if isinstance(note, dict) else None
 
 
 def write_note(identity: str, note: Mapping[str, Any]) -> None:
     """Write the note for an identity."""
     with atomic_write(_note_path(identity)) as file:
-        file.write(json.dumps(note).encode())
+        file.write(dump_record(note))
 
 
 def _note_path(identity: str) -> Path:

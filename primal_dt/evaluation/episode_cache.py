@@ -18,6 +18,7 @@ from typing import Any
 from primal_dt.evaluation.callbacks import Callback
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.system.files import check_folder, check_writable, name_errors, open_regular
+from primal_dt.system.records import dump_record, parse_record
 
 __all__ = ["EpisodeCache", "file_digest"]
 
@@ -83,7 +84,7 @@ class EpisodeCache(Callback):
                 file.seek(-1, 2)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
-            file.write(json.dumps(asdict(episode)).encode() + b"\n")
+            file.write(dump_record(asdict(episode)) + b"\n")
 
     def _remember(self, episode: Episode) -> None:
         self._known[episode.target, episode.seed] = episode
@@ -92,8 +93,8 @@ class EpisodeCache(Callback):
 def _episode(line: bytes) -> Episode | None:
     """The episode in a line, or None if it holds something else."""
     try:
-        episode = Episode(**json.loads(line.decode()))
-    except (ValueError, TypeError, RecursionError):  # not UTF-8, not JSON, no episode, or deeply nested
+        episode = Episode(**parse_record(line) or {})
+    except TypeError:  # not an episode
         return None
     whole = (episode.seed, episode.length)
     optional = (value for value in (episode.target, episode.predicted) if value is not None)

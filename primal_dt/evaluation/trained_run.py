@@ -14,7 +14,7 @@ from primal_dt.evaluation.rollout import Episode
 from primal_dt.policy.inference import InferenceMode, require_mode
 from primal_dt.task import RunTask, Specification
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
-from primal_dt.training.metrics_log import curve_of, scan_metrics
+from primal_dt.training.metrics_log import curve_of, missing_points, scan_metrics
 from primal_dt.training.scalars import headline_name
 
 __all__ = ["TrainedRun", "describe_run", "open_run"]
@@ -59,7 +59,7 @@ class TrainedRun:
     def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
         """The evaluation that consists of these episodes."""
         name = headline_name(self.task.reference)  # a curve in another unit is not shown
-        lines, problem = ([], "") if self.folder is None else scan_metrics(self.folder)
+        lines, problem = ([], "") if self.folder is None else self._metrics()
         return describe_run(
             self.checkpoint.config,
             self.task,
@@ -71,6 +71,15 @@ class TrainedRun:
             curve=curve_of(lines, name),
             notes=(*self.notes, f"{problem}; its training curve lacks them") if problem else self.notes,
         )
+
+    def _metrics(self) -> tuple[list[dict[str, Any]], str]:
+        """The logged points of the run, and what is wrong with them."""
+        assert self.folder is not None
+        lines, problem = scan_metrics(self.folder)
+        step, config = self.checkpoint.step, self.checkpoint.config
+        until_step = step - bool(self.checkpoint.training["pending"])
+        missing = missing_points(lines, until_step=until_step, every_steps=config["run"]["log_every_steps"])
+        return lines, problem or missing
 
 
 def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None = None) -> TrainedRun:

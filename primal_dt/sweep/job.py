@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 from primal_dt.config import PRESETS, Config, without_earlier_values
 from primal_dt.data.names import join_names, split_names
-from primal_dt.system.files import atomic_write, read_text
+from primal_dt.system.files import atomic_write, open_regular
+from primal_dt.system.records import dump_record, parse_record
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
@@ -138,9 +139,10 @@ class Job:
         A trained job whose last checkpoint is missing counts as queued again.
         """
         try:
-            content = json.loads(read_text(self._record_path))
+            with open_regular(self._record_path, "rb") as file:
+                content = parse_record(file.read()) or {}
             record = JobRecord(**content | {"errors": tuple(content["errors"])})
-        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):  # missing, or any other content
+        except (FileNotFoundError, ValueError, TypeError, KeyError):  # missing, or any other content
             return JobRecord(self.identity)
         if record.is_trained and not self._last_checkpoint.exists():
             return replace(record, state="queued", is_trained=False, score=None)
@@ -162,7 +164,7 @@ class Job:
     def write(self, record: JobRecord) -> JobRecord:
         """Save a record and return it."""
         with atomic_write(self._record_path) as file:
-            file.write(json.dumps(asdict(record), indent=1).encode())
+            file.write(dump_record(asdict(record)))
         return record
 
     def note(self, **changes: Any) -> JobRecord:

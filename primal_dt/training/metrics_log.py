@@ -5,7 +5,6 @@ a run resumes from a checkpoint, later lines are removed and TensorBoard's files
 duplicated or missing. Damaged lines are left out, and a copy of the file keeps them.
 """
 
-import json
 import logging
 import os
 import time
@@ -20,8 +19,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from primal_dt.system.files import atomic_write, check_regular, name_errors, open_regular
+from primal_dt.system.records import dump_record, parse_record
 
-__all__ = ["MetricsLog", "curve_of", "read_metrics", "scan_metrics"]
+__all__ = ["MetricsLog", "curve_of", "missing_points", "read_metrics", "scan_metrics"]
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,17 @@ def scan_metrics(folder: Path) -> tuple[list[Line], str]:
     return [point for point in points.values() if point is not None], problem
 
 
+def missing_points(lines: Iterable[Line], *, until_step: int, every_steps: int) -> str:
+    """Describe the points that a run must have logged up to a step but that are not there; ``""`` if all are."""
+    logged = {line["step"] for line in lines}
+    missing = [step for step in range(every_steps, until_step + 1, every_steps) if step not in logged]
+    return f"points missing in {METRICS}: {len(missing)}, the first is of step {missing[0]}" if missing else ""
+
+
 def _point(text: bytes) -> Line | None:
     """The logging point in a line, or None if it holds something else."""
-    try:
-        line = json.loads(text.decode())
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of thousands of digits, or deeply nested
-        return None
-    if not isinstance(line, dict) or type(line.get("step")) is not int or line["step"] < 0:
+    line = parse_record(text)
+    if line is None or type(line.get("step")) is not int or line["step"] < 0:
         return None
     return line if all(map(_is_number, line.values())) else None
 
@@ -103,7 +107,7 @@ class MetricsLog:
             log.warning("%s. They are left out; %s is a copy of the file with them", problem, copy)
         self.lines = [line for line in lines if line["step"] <= until_step]
         with atomic_write(folder / METRICS) as file:
-            file.writelines(json.dumps(line).encode() + b"\n" for line in self.lines)
+            file.writelines(dump_record(line) + b"\n" for line in self.lines)
         for old in folder.glob("events.out.tfevents.*"):
             check_regular(old)
             old.unlink()
@@ -120,7 +124,7 @@ class MetricsLog:
         line = {"step": step, "time": time.time(), **scalars}
         self.lines.append(line)
         with name_errors(self._folder / METRICS):
-            self._file.write(json.dumps(line).encode() + b"\n")
+            self._file.write(dump_record(line) + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
         self._add_to_curves(line)

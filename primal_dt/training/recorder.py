@@ -1,6 +1,7 @@
 """Output of a training run: metrics, checkpoints and TensorBoard's table of hyperparameters."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder, unreadable
-from primal_dt.training.metrics_log import MetricsLog, curve_of
+from primal_dt.training.metrics_log import MetricsLog, curve_of, missing_points
 from primal_dt.training.scalars import ABOUT, headline_name
 from primal_dt.training.trainer import Trainer, TrainMetrics
 
 __all__ = ["Recorder", "restore"]
+
+log = logging.getLogger(__name__)
 
 COMPARED = ("dataset", "attention", "seed", "rank", "eta")
 """Hyperparameters in which compared runs usually differ: the first columns of TensorBoard's table."""
@@ -54,11 +57,14 @@ class Recorder:
         self.unfinished: list[TrainMetrics] = [TrainMetrics(trainer.step, pending)] if pending else []
         """The point whose evaluation a stop request interrupted, if any. It comes before the trainer's points."""
         self._is_saved_whole = not pending
+        until = trainer.step - bool(pending)
         self._log = MetricsLog(
             folder,
             texts={"about": ABOUT, "config": f"```json\n{json.dumps(config, indent=2)}\n```"},
-            until_step=trainer.step - bool(pending),
+            until_step=until,
         )
+        if problem := missing_points(self._log.lines, until_step=until, every_steps=trainer.log_every_steps):
+            log.warning("%s (%s). The curves lack them", problem, folder)
 
     def close(self) -> None:
         """Flush and close all files."""

@@ -267,15 +267,21 @@ class Trainer:
             self.guidance.load_state_dict(state["guidance"])
         self.step = state["step"]
         self._sums.copy_(state["sums"])
+        if self.step:  # a checkpoint that is saved before the next update has the rate of the last one
+            self._set_rate(self.step - 1)
+
+    def _set_rate(self, step: int) -> None:
+        """Set the learning rate of the update from a step."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, self.config)
 
     def update(self, batch: Batch) -> None:
         """Perform one training step. Its phases are labeled for torch's profiler."""
         torch.manual_seed(_mixed(self.seed, self.step, self._process))
-        rate = learning_rate(self.step, self.config)
+        self._set_rate(self.step)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
         later: dict[str, Tensor] = {}  # values that are not terms of the loss
         if self.guidance is not None:
             assert isinstance(batch, RewardBatch)

@@ -14,14 +14,18 @@ from primal_dt.evaluation.evaluate import EpisodePlan, _depends_on
 from primal_dt.evaluation.trained_run import TrainedRun, describe_run, open_run
 from primal_dt.task import Reference, RunTask, Specification, Wrapper
 
-CONFIG: dict[str, Any] = {"model": {"attention": "softmax"}, "optimizer": {"steps": 1}, "run": {"seed": 0}}
+CONFIG: dict[str, Any] = {
+    "model": {"attention": "softmax"},
+    "optimizer": {"steps": 1},
+    "run": {"seed": 0, "log_every_steps": 1},
+}
 TASK = RunTask("Hopper-v4", None, "data", ("Hopper-v4",), "f", (3600.0,), Reference(0.0, 100.0))
 SHORT = Specification("Hopper-v4", max_episode_steps=15)
 WRAPPED = [replace(SHORT, wrappers=(Wrapper("Scale", "module:Scale", f'{{"by": {by}}}'),)) for by in (1, 2)]
 
 
 def trained(folder: Path | None, task: RunTask) -> TrainedRun:
-    checkpoint: Any = SimpleNamespace(config=CONFIG, task=task, step=1)
+    checkpoint: Any = SimpleNamespace(config=CONFIG, task=task, step=1, training={"pending": {}})
     return TrainedRun(Path("a.pt"), "digest", folder, checkpoint, task, ())
 
 
@@ -52,6 +56,12 @@ def test_the_curve_has_the_unit_of_the_results(tmp_path: Path) -> None:
     tasks = TASK, replace(TASK, reference=None)
     curves = [trained(tmp_path, task).evaluation((), mode="window").curve for task in tasks]
     assert curves == [((1, 50.0),), ((2, 0.5),)]
+
+
+def test_points_that_are_missing_are_noted(tmp_path: Path) -> None:
+    assert trained(tmp_path, TASK).evaluation((), mode="window").notes == (
+        "points missing in metrics.jsonl: 1, the first is of step 1; its training curve lacks them",
+    )
 
 
 def test_another_environment_is_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

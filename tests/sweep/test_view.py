@@ -114,7 +114,7 @@ def test_the_view_survives_file_system_errors(jobs: list[Job], monkeypatch: pyte
     pipe = io.StringIO()
     view = SweepView(jobs, pipe)
     with monkeypatch.context() as patch:
-        patch.setattr("primal_dt.sweep.job.read_text", Mock(side_effect=OSError("stale file handle")))
+        patch.setattr("primal_dt.sweep.job.open_regular", Mock(side_effect=OSError("stale file handle")))
         view.poll()
     assert pipe.getvalue() == ""
     view.poll()

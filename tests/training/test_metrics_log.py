@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from primal_dt.task import Reference, RunTask
-from primal_dt.training.metrics_log import MetricsLog, read_metrics
+from primal_dt.training.metrics_log import MetricsLog, missing_points, read_metrics
 from primal_dt.training.recorder import Recorder
 from tests.conftest import file_size_limit
 
@@ -105,9 +105,25 @@ def test_no_damaged_copy_replaces_another(tmp_path: Path) -> None:
     assert [copy.read_bytes() for copy in copies] == contents[:2]
 
 
+def test_missing_points_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a file was cut off between two lines."""
+    lines = [{"step": step} for step in (10, 30)]
+    assert missing_points(lines, until_step=59, every_steps=10) == (
+        "points missing in metrics.jsonl: 3, the first is of step 20"
+    )
+    assert missing_points(lines, until_step=39, every_steps=30) == ""
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*GOOD[:2], b""]))
+    trainer: Any = SimpleNamespace(step=40, log_every_steps=10)
+    unused: Any = None
+    Recorder(tmp_path, trainer, normalizer=unused, task=unused, config={}).close()
+    assert caplog.messages == [
+        f"points missing in metrics.jsonl: 2, the first is of step 30 ({tmp_path}). The curves lack them"
+    ]
+
+
 def test_a_finished_run_without_metrics_resumes(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n")
-    trainer: Any = SimpleNamespace(step=1)
+    trainer: Any = SimpleNamespace(step=1, log_every_steps=1)
     task = RunTask("Hopper-v5", None, "data", (), "f", (), None)
     normalizer: Any = None
     recorder = Recorder(tmp_path, trainer, normalizer=normalizer, task=task, config={"seed": 1})
@@ -119,7 +135,7 @@ def test_a_finished_run_without_metrics_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("reference", "value"), [(Reference(0.0, 1.0), 5.0), (None, 7.0)])
 def test_the_score_curve_has_the_unit_of_the_task(tmp_path: Path, reference: Reference | None, value: float) -> None:
     """A policy without targets logs both the return and the normalized return."""
-    trainer: Any = SimpleNamespace(step=1)
+    trainer: Any = SimpleNamespace(step=1, log_every_steps=1)
     task = RunTask("Hopper-v5", None, "data", (), "f", (), reference)
     normalizer: Any = None
     recorder = Recorder(tmp_path, trainer, normalizer=normalizer, task=task, config={})

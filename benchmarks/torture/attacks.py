@@ -1,0 +1,223 @@
+"""The attacks. Each restores the world, disturbs a program, and checks what must hold; it returns what was seen."""
+
+import errno
+import os
+import random
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from benchmarks.torture.flags import random_command
+from benchmarks.torture.invariants import check_files, state_of
+from benchmarks.torture.process import Outcome, Process, limit_file_size, limit_memory, on_calls
+from benchmarks.torture.world import PROGRAMS, InvariantError, World
+
+__all__ = ["ATTACKS"]
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
+GIBIBYTE = 2**30
+FLAG_SECONDS = 10.0
+"""Seconds after which a program with random flags, which may be a valid long run, is asked to stop."""
+Random = random.Random
+Attack = Callable[[World, Random], str]
+
+
+def _choose(world: World, chance: Random) -> str:
+    """Choose a program, and restore the world for it."""
+    name = chance.choice(list(PROGRAMS))
+    world.reset(PROGRAMS[name])
+    return name
+
+
+def _recover(world: World, name: str) -> None:
+    """Resume or repeat a program, which must then give the result that it has undisturbed."""
+    before = state_of(world.root)
+    outcome = world.run(world.again(PROGRAMS[name]))
+    check_files(world, before, allowed=name)
+    world.check_result(name, outcome)
+
+
+def kill(world: World, chance: Random) -> str:
+    """Kill a program at a random moment, or at a random call that writes."""
+    name = _choose(world, chance)
+    before = state_of(world.root)
+    if chance.random() < 0.5:
+        process = world.start(PROGRAMS[name].command)
+        process.has_ended(chance.uniform(0, world.seconds[name]))
+        process.send(signal.SIGKILL)
+        process.outcome()
+    else:
+        last = chance.randint(1, world.calls[name])
+        world.run(
+            PROGRAMS[name].command,
+            on_calls(world.root, lambda number, _: os.kill(os.getpid(), signal.SIGKILL) if number == last else None),
+        )
+    check_files(world, before, allowed=name)
+    _recover(world, name)
+    return "same result"
+
+
+def stop(world: World, chance: Random) -> str:
+    """Ask a program to stop at a random moment, as Ctrl-C or a scheduler does."""
+    name = _choose(world, chance)
+    before = state_of(world.root)
+    process = world.start(PROGRAMS[name].command)
+    process.has_ended(chance.uniform(0, world.seconds[name]))
+    number = chance.choice((signal.SIGINT, signal.SIGTERM))
+    process.send(number)
+    outcome = process.outcome()
+    if outcome.has_traceback or outcome.code not in (0, 128 + number, -number):
+        raise InvariantError(f"a request to stop did not end it well:\n{outcome}")
+    check_files(world, before, allowed=name)
+    _recover(world, name)
+    return "same result"
+
+
+def fail(world: World, chance: Random) -> str:
+    """Fail one call of the file system, or all from one on; or limit the size of files."""
+    name = _choose(world, chance)
+    before = state_of(world.root)
+    if chance.random() < 0.3:
+        sabotage = limit_file_size(int(10 ** chance.uniform(1, 5.5)))
+    else:
+        code, first, is_lasting = chance.choice(ERRORS), chance.randint(1, world.calls[name]), chance.random() < 0.5
+
+        def raise_error(number: int, path: object) -> None:
+            if number == first or (is_lasting and number > first):
+                named = [] if isinstance(path, int) else [os.fsdecode(path)]  # type: ignore[arg-type]
+                raise OSError(code, os.strerror(code), *named)
+
+        sabotage = on_calls(world.root, raise_error)
+    outcome = world.run(PROGRAMS[name].command, sabotage)
+    check_files(world, before, allowed=name)
+    seen = _check_clear(world, name, outcome)
+    _recover(world, name)
+    return seen
+
+
+def damage(world: World, chance: Random) -> str:
+    """Damage, delete or replace one of the files that the programs wrote."""
+    name = _choose(world, chance)
+    paths = [path for path in sorted(world.root.rglob("*")) if path.is_file() and "home" not in path.parts]
+    path = chance.choice([path for path in paths if _may_matter(name, path)])
+    DAMAGES[chance.choice(list(DAMAGES))](path, chance)
+    before = state_of(world.root)
+    outcome = world.run(PROGRAMS[name].command)
+    check_files(world, before, allowed=name)
+    return _check_clear(world, name, outcome, damaged=path)
+
+
+def together(world: World, chance: Random) -> str:
+    """Start two programs at once."""
+    world.reset()
+    names = [chance.choice(list(PROGRAMS)) for _ in range(2)]
+    for name in names:
+        world.reset(PROGRAMS[name])
+    before = state_of(world.root)
+    processes: list[Process] = []
+    for name in names:
+        processes.append(world.start(PROGRAMS[name].command))
+        processes[-1].has_ended(chance.uniform(0, world.seconds[name]) * chance.random())
+    outcomes = [process.outcome() for process in processes]
+    is_replaced = "record" in names  # then the others may see other data
+    check_files(world, before, allowed="record" if is_replaced else names[0])
+    if wrong := [outcome for outcome in outcomes if not outcome.is_clear]:
+        raise InvariantError(f"two at once, and one failed without a message:\n{wrong[0]}")
+    for name in ["record"] if is_replaced else dict.fromkeys(names):
+        _recover(world, name)
+    return "message" if any(outcome.code for outcome in outcomes) else "same result"
+
+
+def flags(world: World, chance: Random) -> str:
+    """Give a program random flags."""
+    world.reset()
+    before = state_of(world.root)
+    process = world.start(random_command(chance), limit_memory(4 * GIBIBYTE))
+    is_stopped = not process.has_ended(FLAG_SECONDS)
+    process.send(signal.SIGTERM)
+    outcome = process.outcome()
+    is_clear = outcome.code in (143, -signal.SIGTERM) and not outcome.has_traceback if is_stopped else False
+    if not is_clear and not outcome.is_clear:
+        raise InvariantError(f"random flags did not end in a message:\n{outcome}")
+    check_files(world, before, allowed="record")
+    return "message" if outcome.code > 0 and not is_stopped else "accepted"
+
+
+def _check_clear(world: World, name: str, outcome: Outcome, damaged: Path | None = None) -> str:
+    """Check that a disturbed program gave its usual result or a message."""
+    if not outcome.is_clear:
+        raise InvariantError(f"{name} failed without a message; damaged: {damaged}\n{outcome}")
+    if outcome.code:
+        return "message"
+    is_source = damaged is not None and "minari" in damaged.parts and name in ("start", "read data", "convert data")
+    if is_source or (damaged is not None and _is_told(outcome)):
+        return "message" if _is_told(outcome) else "accepted"  # other data has other results
+    try:
+        world.check_result(name, outcome)
+    except InvariantError as error:
+        raise InvariantError(f"damaged: {damaged}: {error}") from error
+    return "same result"
+
+
+def _is_told(outcome: Outcome) -> bool:
+    """Whether a program that succeeded said that something was damaged or missing."""
+    return any(word in outcome.err + outcome.out for word in ("is damaged", "damaged lines", "points missing"))
+
+
+def _may_matter(name: str, path: Path) -> bool:
+    """Whether a program reads or writes a file."""
+    parts = set(path.parts)
+    if name == "resume":
+        return "whole" not in parts and "reports" not in parts
+    if name.startswith("evaluate"):
+        return "whole" in parts or "reports" in parts
+    return "runs" not in parts and "reports" not in parts
+
+
+def _overwrite(path: Path, chance: Random, content: Callable[[int], bytes]) -> None:
+    """Overwrite a random range of a file."""
+    size = path.stat().st_size
+    begin = chance.randrange(size) if size else 0
+    with path.open("r+b") as file:
+        file.seek(begin)
+        file.write(content(min(int(2 ** chance.uniform(0, 12)), max(size - begin, 1))))
+
+
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _outside(path: Path) -> Path:
+    """The file outside of all that the programs may write to."""
+    return next(parent for parent in path.parents if parent.name == "world") / "home" / "secret"
+
+
+DAMAGES: Mapping[str, Callable[[Path, Random], object]] = {
+    "flipped bit": lambda path, chance: _flip(path, chance),
+    "zeros": lambda path, chance: _overwrite(path, chance, bytes),
+    "noise": lambda path, chance: _overwrite(path, chance, chance.randbytes),
+    "cut off": lambda path, chance: os.truncate(path, chance.randint(0, path.stat().st_size)),
+    "longer": lambda path, chance: path.write_bytes(path.read_bytes() + chance.randbytes(chance.randint(1, 500))),
+    "deleted": lambda path, _: path.unlink(),
+    "link": lambda path, _: _replace(path, lambda path: path.symlink_to(_outside(path))),
+    "pipe": lambda path, _: _replace(path, os.mkfifo),
+    "folder": lambda path, _: _replace(path, Path.mkdir),
+}
+
+
+def _flip(path: Path, chance: Random) -> None:
+    content = bytearray(path.read_bytes())
+    if content:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "killed": kill,
+    "stopped": stop,
+    "full disk, failed call": fail,
+    "damaged file": damage,
+    "two at once": together,
+    "random flags": flags,
+}

@@ -1,0 +1,99 @@
+"""What must hold in the world after every attack: nothing is lost, and nothing outside is written."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+from benchmarks.torture.world import NAME, OWN, InvariantError, World
+
+__all__ = ["check_files", "state_of"]
+
+State = dict[str, bytes | str]
+"""Path -> content of a file, or what else is there."""
+
+
+def state_of(root: Path) -> State:
+    """All that is below a folder, apart from folders. Links are not followed."""
+    return {str(path.relative_to(root)): _content(path) for path in sorted(root.rglob("*")) if not _is_folder(path)}
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
+def _content(path: Path) -> bytes | str:
+    mode = path.lstat().st_mode
+    if stat.S_ISREG(mode):
+        return path.read_bytes()
+    return f"link to {os.readlink(path)}" if stat.S_ISLNK(mode) else stat.filemode(mode)
+
+
+def check_files(world: World, before: State, *, allowed: str) -> None:
+    """Check that a program lost nothing and wrote nothing where it does not belong.
+
+    Args:
+        world: the world after the program.
+        before: its state before.
+        allowed: the program. Only ``record`` may replace the data set.
+
+    Raises:
+        InvariantError: if it did.
+    """
+    after = state_of(world.root)
+    for name in before.keys() | after.keys():
+        parts = Path(name).parts
+        is_data = name.startswith(f"minari/{NAME}/") and allowed != "record"
+        if (parts[0] not in OWN or is_data) and before.get(name) != after.get(name):
+            raise InvariantError(f"{name} was changed")
+        if name not in before:
+            continue
+        if parts[-1] == "config.json" and before[name] != after.get(name):
+            raise InvariantError(f"{name} was changed")
+        if "evaluations" in parts and isinstance(old := before[name], bytes):
+            new = after.get(name)
+            if not isinstance(new, bytes) or not new.startswith(old):
+                raise InvariantError(f"{name} lost episodes")
+    for run in sorted((world.root / "runs").glob("*")):
+        _check_run(str(run.relative_to(world.root)), before, after)
+
+
+def _check_run(run: str, before: State, after: State) -> None:
+    """Check that a run has lost no checkpoint and no point.
+
+    Checkpoints may be removed if there are two newer ones, renamed if they are damaged, and replaced if the
+    evaluation at their step was interrupted. Points after the newest
+    checkpoint may be removed.
+    """
+    contents = {content for name, content in after.items() if name.startswith(f"{run}/checkpoints/")}
+    steps = sorted(_checkpoints(run, after))
+    for step, content in _checkpoints(run, before).items():
+        if content not in contents and step not in steps and not (len(steps) > 1 and step < steps[-2]):
+            raise InvariantError(f"{run} lost its checkpoint of step {step}; it has {steps}")
+    points: set[int] = _points(before.get(f"{run}/metrics.jsonl"))
+    copies = [content for name, content in after.items() if name.startswith(f"{run}/metrics.jsonl")]  # also damaged
+    left = set().union(*map(_points, copies))
+    newest = max(steps, default=0)
+    if lost := sorted(step for step in points - left if step <= newest):
+        raise InvariantError(f"{run}/metrics.jsonl lost the points of steps {lost}")
+
+
+def _checkpoints(run: str, state: State) -> dict[int, bytes]:
+    """Step -> content of the checkpoints that are regular files."""
+    prefix = f"{run}/checkpoints/step-"
+    return {
+        int(name.removeprefix(prefix).removesuffix(".pt")): content
+        for name, content in state.items()
+        if name.startswith(prefix) and name.endswith(".pt") and isinstance(content, bytes)
+    }
+
+
+def _points(content: bytes | str | None) -> set[int]:
+    """Steps of the whole lines."""
+    steps = set()
+    for line in content.split(b"\n") if isinstance(content, bytes) else ():
+        try:
+            steps.add(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):
+            continue
+    return steps
