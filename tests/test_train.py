@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -153,11 +153,13 @@ def after_update(patch: pytest.MonkeyPatch, step: int, action: Callable[[Trainer
     patch.setattr(Trainer, "update", patched)
 
 
-def interrupt_evaluations(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Send a signal to this process at the start of every evaluation."""
+def interrupt_evaluations(patch: pytest.MonkeyPatch, number: int, *, first: int = 1) -> None:
+    """Send a signal to this process at the start of every evaluation, from the first or a later one on."""
+    evaluations = count(1)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), number)
+        if next(evaluations) >= first:
+            os.kill(os.getpid(), number)
         return evaluate_episodes(*arguments, **options)
 
     patch.setattr(train, "evaluate_episodes", interrupted)
@@ -300,11 +302,13 @@ def test_interrupted_torchrun_matches_one_process(script: Script) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("step", [24, 25, 20], ids=["between points", "at a point", "in an evaluation"])
+@pytest.mark.parametrize(
+    "step", [24, 25, 20, 60], ids=["between points", "at a point", "in an evaluation", "in the last"]
+)
 def test_resume_is_bit_identical(script: Script, whole: Whole, step: int, number: int, code: int) -> None:
     with script.patch.context() as patch:
-        if step == 20:
-            interrupt_evaluations(patch, number)
+        if step in (20, 60):
+            interrupt_evaluations(patch, number, first=step // 20)
         else:
             after_update(patch, step, lambda trainer: os.kill(os.getpid(), number))
         assert script.start() == code

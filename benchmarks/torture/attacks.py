@@ -16,6 +16,8 @@ __all__ = ["ATTACKS"]
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT)
 GIBIBYTE = 2**30
+TOLD = ("is damaged", "damaged lines", "points missing", "training is unfinished")
+"""What programs say if they succeed without something that was damaged or deleted."""
 FLAG_SECONDS = 10.0
 """Seconds after which a program with random flags, which may be a valid long run, is asked to stop."""
 Random = random.Random
@@ -161,7 +163,7 @@ def _check_clear(world: World, name: str, outcome: Outcome, damaged: Path | None
 
 def _is_told(outcome: Outcome) -> bool:
     """Whether a program that succeeded said that something was damaged or missing."""
-    return any(word in outcome.err + outcome.out for word in ("is damaged", "damaged lines", "points missing"))
+    return any(word in outcome.err + outcome.out for word in TOLD)
 
 
 def _may_matter(name: str, path: Path) -> bool:

@@ -7,10 +7,10 @@ import resource
 import shlex
 import signal
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -70,15 +70,21 @@ class Process:
         sabotage: Sabotage | None = None,
     ) -> None:
         self._command = shlex.join(command)
-        self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115  # outcome() closes them
         sys.stdout.flush()
         sys.stderr.flush()
+        pipes = [os.pipe(), os.pipe()]  # not files, whose size may be limited
+        self._printed = [read for read, _ in pipes]
         self._code: int | None = None
-        self._pid = os.fork()
+        with _without_signals():
+            self._pid = os.fork()
+            if self._pid == 0:
+                for descriptor, (_, write) in enumerate(pipes, 1):
+                    os.dup2(write, descriptor)
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
         if self._pid == 0:
-            os.dup2(self._out.fileno(), 1)
-            os.dup2(self._err.fileno(), 2)
             _run(main, command, folder, sabotage)
+        for _, write in pipes:
+            os.close(write)
 
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Wait at most that long for its end."""
@@ -104,13 +110,30 @@ class Process:
         if is_hanging:
             self.send(signal.SIGKILL)
             self.has_ended(PATIENCE)
-        texts = []
-        for file in (self._out, self._err):
-            with file:
-                file.seek(0)
-                texts.append(file.read().decode(errors="replace"))
+        texts = [_read(descriptor) for descriptor in self._printed]
         assert self._code is not None
         return Outcome(self._command, self._code, texts[0], texts[1] + "it hung and was killed" * is_hanging)
+
+
+def _read(descriptor: int) -> str:
+    """Read all that is left in a pipe, and close it. Processes of the program may still hold its other end."""
+    os.set_blocking(descriptor, False)
+    content = b""
+    with suppress(BlockingIOError):
+        while block := os.read(descriptor, 2**20):
+            content += block
+    os.close(descriptor)
+    return content.decode(errors="replace")
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Defer signals, in this process and in one that it forks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run(main: Callable[[], int | None], command: Sequence[str], folder: Path, sabotage: Sabotage | None) -> NoReturn:
