@@ -35,7 +35,7 @@ def _recover(world: World, name: str) -> None:
     """Resume or repeat a program, which must then give the result that it has undisturbed."""
     before = state_of(world.root)
     outcome = world.run(world.again(PROGRAMS[name]))
-    check_files(world, before, allowed=name)
+    check_files(before, state_of(world.root), program=name)
     world.check_result(name, outcome)
 
 
@@ -54,7 +54,7 @@ def kill(world: World, chance: Random) -> str:
             PROGRAMS[name].command,
             on_calls(world.root, lambda number, _: os.kill(os.getpid(), signal.SIGKILL) if number == last else None),
         )
-    check_files(world, before, allowed=name)
+    check_files(before, state_of(world.root), program=name)
     _recover(world, name)
     return "same result"
 
@@ -70,7 +70,7 @@ def stop(world: World, chance: Random) -> str:
     outcome = process.outcome()
     if outcome.has_traceback or outcome.code not in (0, 128 + number, -number):
         raise InvariantError(f"a request to stop did not end it well:\n{outcome}")
-    check_files(world, before, allowed=name)
+    check_files(before, state_of(world.root), program=name)
     _recover(world, name)
     return "same result"
 
@@ -91,7 +91,7 @@ def fail(world: World, chance: Random) -> str:
 
         sabotage = on_calls(world.root, raise_error)
     outcome = world.run(PROGRAMS[name].command, sabotage)
-    check_files(world, before, allowed=name)
+    check_files(before, state_of(world.root), program=name)
     seen = _check_clear(world, name, outcome)
     _recover(world, name)
     return seen
@@ -105,7 +105,7 @@ def damage(world: World, chance: Random) -> str:
     DAMAGES[chance.choice(list(DAMAGES))](path, chance)
     before = state_of(world.root)
     outcome = world.run(PROGRAMS[name].command)
-    check_files(world, before, allowed=name)
+    check_files(before, state_of(world.root), program=name)
     return _check_clear(world, name, outcome, damaged=path)
 
 
@@ -122,7 +122,7 @@ def together(world: World, chance: Random) -> str:
         processes[-1].has_ended(chance.uniform(0, world.seconds[name]) * chance.random())
     outcomes = [process.outcome() for process in processes]
     is_replaced = "record" in names  # then the others may see other data
-    check_files(world, before, allowed="record" if is_replaced else names[0])
+    check_files(before, state_of(world.root), program="record" if is_replaced else names[0])
     if wrong := [outcome for outcome in outcomes if not outcome.is_clear]:
         raise InvariantError(f"two at once, and one failed without a message:\n{wrong[0]}")
     for name in ["record"] if is_replaced else dict.fromkeys(names):
@@ -141,7 +141,7 @@ def flags(world: World, chance: Random) -> str:
     is_clear = outcome.code in (143, -signal.SIGTERM) and not outcome.has_traceback if is_stopped else False
     if not is_clear and not outcome.is_clear:
         raise InvariantError(f"random flags did not end in a message:\n{outcome}")
-    check_files(world, before, allowed="record")
+    check_files(before, state_of(world.root), program="record")
     return "message" if outcome.code > 0 and not is_stopped else "accepted"
 
 

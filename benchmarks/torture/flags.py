@@ -24,33 +24,12 @@ WORDS: tuple[str, ...] = (
     *shlex.split("'' ' ' . .. a/b ä - %s {} $HOME None True [1] + a+a"),
     *("x" * 300, "\n", "\udcff"),
 )
-PATHS = (
-    "x",
-    "a/b/c",
-    "a file",
-    "",
-    ".",
-    "..",
-    "home/secret",
-    "home/secret/x",
-    "../world/home",
-    "x" * 300,
-    "runs/whole",
-)
-ENVIRONMENTS = (
-    "Hopper-v5",
-    "Hopper-v4",
-    "CartPole-v1",
-    "Nothing-v0",
-    "os:Hopper-v5",
-    "nothing:Hopper-v5",
-    "Hopper",
-    ":",
-)
+PATHS = ("runs/x", "reports/a/b/c", "reports/a file", "home/secret", "home/secret/x", "runs/whole", "runs/" + "x" * 300)
+ENVIRONMENTS = ("Hopper-v5", "Hopper-v4", "CartPole-v1", "Nothing-v0", "os:Hopper-v5", "nothing:Hopper-v5", "Hop", ":")
 DATA = (NAME, f"{NAME}+{NAME}", "minari/mine/hopper/small-v0", "runs/whole", "home/secret", "mine/nothing-v0", "+")
 POOLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("out", "plot"), PATHS),
-    "name": (*PATHS, "../x", "/x", "run", "whole"),
+    "name": ("x", "a file", "whole", "", ".", "..", "../x", "/x", "a/b", "x" * 300, "\n"),
     "resume": (HALF, WHOLE, "runs", "runs/nothing", "home/secret", ""),
     "env_id": ENVIRONMENTS,
     "task": (*ENVIRONMENTS, "hopper", "walker2d"),
@@ -109,7 +88,7 @@ def random_command(chance: random.Random) -> list[str]:
 def _values(name: str, kind: Any, chance: random.Random) -> list[str]:
     """Random values of a flag: mostly of its type."""
     pool = POOLS.get(name) or _pool(kind)
-    if chance.random() < 0.1:
+    if chance.random() < 0.1 and pool != PATHS:
         pool = chance.choice((NUMBERS, WORDS))
     return [chance.choice(pool) for _ in range(_number(kind, chance))]
 

@@ -142,6 +142,7 @@ def _run(main: Callable[[], int | None], command: Sequence[str], folder: Path, s
     try:
         os.chdir(folder)
         sys.argv = list(command)
+        sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
         if sabotage is not None:
             sabotage()
         code = main()

@@ -3,12 +3,13 @@
 Axes: E environments, S state, A action.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import gymnasium
 import numpy as np
@@ -223,6 +224,10 @@ def load_callable(name: str) -> BehaviorPolicy:
     policy = getattr(found, attribute, None)
     if policy is None:
         raise DataError(f"the module {module!r} has no attribute {attribute!r}")
-    if not callable(policy):
-        raise DataError(f"{name!r} must be a function of (observation, random), not {policy!r}")
-    return policy
+    try:
+        inspect.signature(policy).bind("observation", "random")
+    except TypeError as error:  # not callable, or with other arguments
+        raise DataError(f"{name!r} must be a function of (observation, random): {error}") from error
+    except ValueError:  # a function in C that does not say what it takes
+        pass
+    return cast(BehaviorPolicy, policy)

@@ -156,7 +156,8 @@ def test_a_user_defined_policy_acts() -> None:
     [
         ("my_policies:missing", "the module 'my_policies' has no attribute 'missing'"),
         ("no_such_module:policy", "there is no module 'no_such_module'"),
-        ("my_policies:number", r"must be a function of \(observation, random\), not 3"),
+        ("my_policies:number", r"must be a function of \(observation, random\): 3 is not a callable object"),
+        ("os:getcwd", r"must be a function of \(observation, random\): too many positional arguments"),
         (":still", "given as module:name"),
         (".relative:policy", "cannot be imported"),
         ("walker2d/expert", "the policy 'walker2d/expert' was not trained for Hopper-v5"),
