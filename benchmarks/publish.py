@@ -18,7 +18,7 @@ import tyro
 
 from benchmarks.classify import RESULT
 from benchmarks.program import run_program
-from benchmarks.result_tables import SPEED, TABLES
+from benchmarks.result_tables import REPORTS, TABLES
 from primal_dt.evaluation.score import target_text
 from primal_dt.system.files import atomic_write
 from primal_dt.training.metrics_log import read_metrics
@@ -30,7 +30,10 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "training", "performance", "evaluation", "data")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("results", "training", "performance", "evaluation", "data", "reliability")
+    ),
 )
 POLICIES, UEA = "policies.json", "uea.json"
 Row = dict[str, Any]
@@ -103,8 +106,8 @@ def report_of(path: Path) -> Row:
         ValueError: if the file has no report, or is not named as one.
     """
     content = json.loads(path.read_text())
-    if "report" not in content or path.stem not in SPEED:
-        names = ", ".join(f"{name}.json" for name in SPEED)
+    if "report" not in content or path.stem not in REPORTS:
+        names = ", ".join(f"{name}.json" for name in REPORTS)
         raise ValueError(f"{path} must be the report of a benchmark, one of {names}")
     return dict(content)
 

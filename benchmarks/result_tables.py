@@ -15,9 +15,9 @@ from benchmarks.settings import Primal
 from benchmarks.spectrum import table as spectrum_table
 from primal_dt.system.table import format_table
 
-__all__ = ["SPEED", "TABLES"]
+__all__ = ["REPORTS", "TABLES"]
 
-SPEED = ("train", "ablation", "attention", "rollout", "data", "startup")
+REPORTS = ("train", "ablation", "attention", "rollout", "data", "startup", "torture")
 """Benchmarks whose whole report is shown. The names are those of their files in benchmarks/results."""
 
 Row = dict[str, Any]
@@ -367,5 +367,5 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "lra_bars": from_file("lra_efficiency", lra_bars),
     "spectrum_dt": spectra("spectrum_dt"),
     "spectrum_uea": spectra("spectrum_uea"),
-} | {name: speed(name) for name in SPEED}
+} | {name: speed(name) for name in REPORTS}
 """Name of a table in the docs -> what writes it."""

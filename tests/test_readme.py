@@ -38,6 +38,7 @@ SMALL = {
     "python -m benchmarks.uea --dataset JapaneseVowels --attention primal-plus --seeds 0 1 2": "--epochs 1 --seeds 0",
     "python -m benchmarks.scale": "--sweep table7 --seconds 0.01",
     "python -m benchmarks.spectrum runs/*": "--sequences 4",
+    "python -m benchmarks.torture --minutes 10": "--attacks 6",
     "python evaluate.py runs/*": "--episodes 1",
     "python evaluate.py --policy random --task hopper": "--episodes 2",
     "python evaluate.py --policy hopper/expert": "--episodes 2",
