@@ -28,13 +28,7 @@ __all__ = ["RESULTS", "policy_row", "render", "uea_row"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in ("results", "training", "performance", "evaluation", "data", "reliability")
-    ),
-)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 POLICIES, UEA = "policies.json", "uea.json"
 Row = dict[str, Any]
 

@@ -15,6 +15,7 @@ __all__ = [
     "OptimizerConfig",
     "RunConfig",
     "check_range",
+    "check_reference",
     "check_targets",
     "config_from_dict",
     "without_earlier_values",
@@ -54,6 +55,15 @@ def check_targets(targets: tuple[float, ...]) -> None:
     """Raise ValueError if a target return is not finite or too large for the model."""
     if wrong := [target for target in targets if not abs(target) <= LARGEST]:
         raise ValueError(f"targets ({wrong[0]}) must be from {-LARGEST:g} to {LARGEST:g}")
+
+
+def check_reference(reference: tuple[float, float] | None) -> None:
+    """Raise ValueError if returns for the scores 0 and 100 are not finite and in rising order."""
+    if reference is not None and not -LARGEST <= reference[0] < reference[1] <= LARGEST:
+        raise ValueError(
+            f"reference must be two finite returns in rising order, of at most {LARGEST:g}, "
+            f"not {reference[0]:g} and {reference[1]:g}"
+        )
 
 
 Attention = Literal[
@@ -289,12 +299,7 @@ class Config:
             raise ValueError(f"validation ({optimizer.validation}) must be at least 0 and below 1")
         if not 0 < model.expectile < 1:
             raise ValueError(f"expectile ({model.expectile}) must be above 0 and below 1")
-        if self.reference is not None and not -LARGEST <= self.reference[0] < self.reference[1] <= LARGEST:
-            low, high = self.reference
-            raise ValueError(
-                f"reference must be two finite returns in rising order, of at most {LARGEST:g}, "
-                f"not {low:g} and {high:g}"
-            )
+        check_reference(self.reference)
         check_targets(evaluation.targets or ())
         if evaluation.targets and model.conditioning != "return":
             raise ValueError(f"targets have no effect with conditioning {model.conditioning}: it follows no target")

@@ -45,7 +45,7 @@ class Outcome:
     @property
     def is_clear(self) -> bool:
         """Whether it succeeded, or failed with a message and without a traceback."""
-        is_explained = self.code > 0 and ("error:" in self.err or "╭─" in self.err)  # tyro draws a box
+        is_explained = (self.code > 0 and "error:" in self.err) or (self.code == 2 and bool(self.err))  # 2: of tyro
         return (self.code == 0 or is_explained) and not self.has_traceback
 
     def __str__(self) -> str:
@@ -81,6 +81,7 @@ class Process:
                 for descriptor, (_, write) in enumerate(pipes, 1):
                     os.dup2(write, descriptor)
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.setpgrp()  # so that processes which it starts can be killed with it
         if self._pid == 0:
             _run(main, command, folder, sabotage)
         for _, write in pipes:
@@ -110,6 +111,8 @@ class Process:
         if is_hanging:
             self.send(signal.SIGKILL)
             self.has_ended(PATIENCE)
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
         texts = [_read(descriptor) for descriptor in self._printed]
         assert self._code is not None
         return Outcome(self._command, self._code, texts[0], texts[1] + "it hung and was killed" * is_hanging)
@@ -142,7 +145,7 @@ def _run(main: Callable[[], int | None], command: Sequence[str], folder: Path, s
     try:
         os.chdir(folder)
         sys.argv = list(command)
-        sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", errors="replace") for number in (1, 2))
         if sabotage is not None:
             sabotage()
         code = main()

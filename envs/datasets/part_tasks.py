@@ -21,7 +21,7 @@ from envs.specifications import (
     same_environment,
 )
 from envs.tasks import Environment, Spaces, Task, environment_of, task_of
-from primal_dt.config import Config
+from primal_dt.config import Config, check_reference
 from primal_dt.task import Reference, Specification
 
 __all__ = ["DataOptions", "check_early", "common_task", "environment_recorded_in", "is_described", "task_of_part"]
@@ -45,6 +45,12 @@ class DataOptions:
     """The returns of scores 0 and 100. If None: the table's, else the metadata's."""
     needs_environment: bool = True
     """Whether policies must act, so that data without an environment is an error."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_reference(self.reference)
+        except ValueError as error:
+            raise DataError(str(error)) from error
 
     @classmethod
     def of(cls, config: Config) -> "DataOptions":

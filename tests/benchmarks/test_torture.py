@@ -95,7 +95,8 @@ def test_a_state_has_links_and_pipes(tmp_path: Path) -> None:
     [
         (0, "", True),
         (1, "error: no", True),
-        (2, "╭─ Parsing error", True),
+        (2, "Parsing error", True),
+        (2, "", False),
         (1, "", False),
         (-11, "error: no", False),
         (0, "Traceback (most recent call last):", False),
