@@ -71,13 +71,12 @@ def test_info_of_damaged_data_is_refused(file: str, run: Run) -> None:
     assert "is damaged" in error_of(run, "info", file)
 
 
-@pytest.mark.slow
 def test_info_checks_the_reference_returns(file: str, run: Run) -> None:
-    assert "reference must be two finite returns in rising order" in error_of(
-        run, "info", file, "--reference", "5", "5"
-    )
+    error = error_of(run, "info", file, "--reference", "5", "5")
+    assert error.startswith("error: reference must be two finite returns in rising order")
 
 
+@pytest.mark.slow
 def test_info_saves_a_histogram(file: str, tmp_path: Path, run: Run) -> None:
     path = tmp_path / "new" / "returns.png"
     assert str(path) in run("info", file, "--plot", str(path))
