@@ -9,7 +9,8 @@ calls of the file system, damages one of its files, starts two at once, or gives
 * no checkpoint, point, episode or data set that was saved is lost
 * nothing is written outside of its folders, or through a link
 
-An attack is determined by its number and the seed: --first 17 --attacks 1 repeats attack 17.
+An attack is determined by its number and the seed, apart from the moments of kills, which depend on the machine:
+--first 17 --attacks 1 repeats attack 17.
 """
 
 import random

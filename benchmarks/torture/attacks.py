@@ -24,11 +24,14 @@ Random = random.Random
 Attack = Callable[[World, Random], str]
 
 
-def _choose(world: World, chance: Random) -> str:
-    """Choose a program, and restore the world for it."""
+def _disturb(world: World, chance: Random, disturb: Callable[[str], Outcome]) -> tuple[str, Outcome]:
+    """Choose a program, restore the world for it and disturb it; check that it loses nothing. Returns its name too."""
     name = chance.choice(list(PROGRAMS))
     world.reset(PROGRAMS[name])
-    return name
+    before = state_of(world.root)
+    outcome = disturb(name)
+    check_files(before, state_of(world.root), program=name)
+    return name, outcome
 
 
 def _recover(world: World, name: str) -> None:
@@ -39,49 +42,47 @@ def _recover(world: World, name: str) -> None:
     world.check_result(name, outcome)
 
 
+def _signalled(world: World, chance: Random, name: str, number: int) -> Outcome:
+    """Send a signal to a program at a random moment."""
+    process = world.start(PROGRAMS[name].command)
+    process.has_ended(chance.uniform(0, world.seconds[name]))
+    process.send(number)
+    return process.outcome()
+
+
 def kill(world: World, chance: Random) -> str:
     """Kill a program at a random moment, or at a random call that writes."""
-    name = _choose(world, chance)
-    before = state_of(world.root)
-    if chance.random() < 0.5:
-        process = world.start(PROGRAMS[name].command)
-        process.has_ended(chance.uniform(0, world.seconds[name]))
-        process.send(signal.SIGKILL)
-        process.outcome()
-    else:
+
+    def killed(name: str) -> Outcome:
+        if chance.random() < 0.5:
+            return _signalled(world, chance, name, signal.SIGKILL)
         last = chance.randint(1, world.calls[name])
-        world.run(
+        return world.run(
             PROGRAMS[name].command,
             on_calls(world.root, lambda number, _: os.kill(os.getpid(), signal.SIGKILL) if number == last else None),
         )
-    check_files(before, state_of(world.root), program=name)
+
+    name, _ = _disturb(world, chance, killed)
     _recover(world, name)
     return "same result"
 
 
 def stop(world: World, chance: Random) -> str:
     """Ask a program to stop at a random moment, as Ctrl-C or a scheduler does."""
-    name = _choose(world, chance)
-    before = state_of(world.root)
-    process = world.start(PROGRAMS[name].command)
-    process.has_ended(chance.uniform(0, world.seconds[name]))
     number = chance.choice((signal.SIGINT, signal.SIGTERM))
-    process.send(number)
-    outcome = process.outcome()
+    name, outcome = _disturb(world, chance, lambda name: _signalled(world, chance, name, number))
     if outcome.has_traceback or outcome.code not in (0, 128 + number, -number):
         raise InvariantError(f"a request to stop did not end it well:\n{outcome}")
-    check_files(before, state_of(world.root), program=name)
     _recover(world, name)
     return "same result"
 
 
 def fail(world: World, chance: Random) -> str:
     """Fail one call of the file system, or all from one on; or limit the size of files."""
-    name = _choose(world, chance)
-    before = state_of(world.root)
-    if chance.random() < 0.3:
-        sabotage = limit_file_size(int(10 ** chance.uniform(1, 5.5)))
-    else:
+
+    def failing(name: str) -> Outcome:
+        if chance.random() < 0.3:
+            return world.run(PROGRAMS[name].command, limit_file_size(int(10 ** chance.uniform(1, 5.5))))
         code, first, is_lasting = chance.choice(ERRORS), chance.randint(1, world.calls[name]), chance.random() < 0.5
 
         def raise_error(number: int, path: object) -> None:
@@ -89,9 +90,9 @@ def fail(world: World, chance: Random) -> str:
                 named = [] if isinstance(path, int) else [os.fsdecode(path)]  # type: ignore[arg-type]
                 raise OSError(code, os.strerror(code), *named)
 
-        sabotage = on_calls(world.root, raise_error)
-    outcome = world.run(PROGRAMS[name].command, sabotage)
-    check_files(before, state_of(world.root), program=name)
+        return world.run(PROGRAMS[name].command, on_calls(world.root, raise_error))
+
+    name, outcome = _disturb(world, chance, failing)
     seen = _check_clear(world, name, outcome)
     _recover(world, name)
     return seen
@@ -99,7 +100,8 @@ def fail(world: World, chance: Random) -> str:
 
 def damage(world: World, chance: Random) -> str:
     """Damage, delete or replace one of the files that the programs wrote."""
-    name = _choose(world, chance)
+    name = chance.choice(list(PROGRAMS))
+    world.reset(PROGRAMS[name])
     paths = [path for path in sorted(world.root.rglob("*")) if path.is_file() and "home" not in path.parts]
     path = chance.choice([path for path in paths if _may_matter(name, path)])
     DAMAGES[chance.choice(list(DAMAGES))](path, chance)
