@@ -17,6 +17,7 @@ if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not pri
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ from primal_dt.evaluation.trained_run import describe_run
 from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.policy.policy import DecisionTransformerPolicy
-from primal_dt.system.files import check_writable
+from primal_dt.system.files import check_writable, read_text
 from primal_dt.system.process import StopRequest, StopRequestedError, catch_signals, keep_freed_memory, memory_errors
 from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
@@ -171,7 +172,7 @@ def run(
                 recorder.save()
                 if trainer.step == config.optimizer.steps:
                     recorder.finish()
-                    if arena is not None and not episodes and not (folder / "report" / "report.json").exists():
+                    if arena is not None and not episodes and not is_reported(folder / "report"):
                         with progress.evaluating(), suppress(StopRequestedError):
                             episodes = roll_out(trainer, dataset, arena, pairs, request)  # killed before the report
     except BadLossError as error:
@@ -187,8 +188,19 @@ def run(
     return 0
 
 
+def is_reported(folder: Path) -> bool:
+    """Return whether a folder has a whole report."""
+    try:
+        json.loads(read_text(folder / "report.json"))
+        return all(bool(read_text(folder / name)) for name in ("report.md", "report.csv"))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 def how_to_resume(folder: Path) -> str:
     """Return a run's last checkpoint, and the command that resumes from it."""
+    if not (folder / "config.json").exists():
+        return "nothing was saved yet; give the same command to start again"
     saved = CheckpointFolder(folder / "checkpoints").paths()
     last = saved[-1] if saved else "none (nothing was saved yet)"
     return f"last checkpoint: {last}\nto resume: {resume_command(folder)}"

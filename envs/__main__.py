@@ -17,7 +17,7 @@ import tyro
 from envs.datasets import cache
 from envs.datasets.describe import QUANTILES, describe, plot_returns
 from envs.datasets.load import load_dataset
-from envs.datasets.minari import check_name, minari_folder, open_minari
+from envs.datasets.minari import check_name, minari_folder, open_minari, restore_all
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, parse_name
 from envs.datasets.part_tasks import DataOptions
 from envs.datasets.sources import d4rl_path
@@ -37,6 +37,7 @@ Name = Annotated[str, tyro.conf.Positional]
 def list_datasets() -> None:
     """List local data sets and all known names."""
     rows, problems = [], []
+    restore_all()
     folders = sorted(path.parent.parent for path in minari_folder().glob("**/data/metadata.json"))
     for folder in folders:
         name = folder.relative_to(minari_folder()).as_posix()

@@ -5,6 +5,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Self
 
+from primal_dt.config import check_reference, check_targets
 from primal_dt.schema import build, require_keys
 
 __all__ = ["NO_LIMIT", "Reference", "RunTask", "Specification", "Wrapper"]
@@ -184,4 +185,8 @@ class RunTask:
         own["reference"] = None if returns["random_return"] is None else returns
         every = (item for kind in (cls, Specification, Wrapper) for item in fields(kind))
         optional = [item.name for item in every if item.default is not MISSING]
-        return build(cls, own, where="task", optional=optional)
+        task = build(cls, own, where="task", optional=optional)
+        if task.reference is not None:
+            check_reference((task.reference.random_return, task.reference.expert_return))
+        check_targets(task.targets)
+        return task

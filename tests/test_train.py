@@ -412,6 +412,34 @@ def test_resume_with_other_settings_is_refused(
     assert message in err
 
 
+def test_a_changed_config_is_refused_before_the_first_checkpoint(script: Script, finished: Path) -> None:
+    """There is nothing to compare it with, but it has a checksum."""
+    shutil.rmtree(finished / "checkpoints")
+    path = finished / "config.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    assert script.resume(finished) == 1
+    assert "config.json was changed after the run started" in script.err()
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.md", "report.csv"])
+def test_a_damaged_report_is_written_again(script: Script, finished: Path, whole: Whole, name: str) -> None:
+    (finished / "report" / name).write_bytes(b"")
+    assert script.resume(finished) == 0
+    assert (finished / "report" / name).read_text()
+
+
+def test_files_of_users_are_not_checkpoints(script: Script, finished: Path, whole: Whole) -> None:
+    folder = finished / "checkpoints"
+    (folder / "step-000000060.pt").rename(folder / "step-best.pt")
+    shutil.copy(folder / "step-000000050.pt", folder / "step-keep.pt")
+    shutil.copy(folder / "step-000000050.pt", folder / "step-999999999.pt")
+    assert script.resume(finished) == 0
+    assert "step-999999999.pt is damaged: it is that of step 50" in script.err()
+    names = ["step-000000050.pt", "step-000000060.pt", "step-999999999.pt.damaged", "step-best.pt", "step-keep.pt"]
+    assert checkpoints(finished) == names
+    assert_same(finished, whole.folder)
+
+
 def test_resume_lists_all_that_differs(script: Script, finished: Path) -> None:
     content = json.loads((finished / "config.json").read_text())
     content["threads"] = 2

@@ -49,6 +49,7 @@ __all__ = [
     "is_here",
     "minari_folder",
     "open_minari",
+    "restore_all",
     "restore_replaced",
     "staged",
     "write_minari",
@@ -62,6 +63,7 @@ STEPS_PER_WRITE = 50_000
 """Minimum steps per write: about the number of steps in memory at a time."""
 INDEX_BYTES = 4096
 """Maximum bytes that HDF5 adds to each array and to each group."""
+STAGING = ".partial-"
 REPLACED = ".replaced"
 """The folder in staging of a data set that is being replaced. No name of a data set begins like this."""
 log = logging.getLogger(__name__)
@@ -402,7 +404,7 @@ def dataset_lock(dataset_id: str) -> Iterator[None]:
     """Lock a data set while it is created. Other processes wait."""
     folder = minari_folder() / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / (dataset_id.replace("/", "__") + ".lock"), is_singleton=True):
+    with FileLock(folder / f"{_one_word(dataset_id)}.lock", is_singleton=True):
         yield
 
 
@@ -471,8 +473,19 @@ def restore_replaced(dataset_id: str) -> None:
             _clear(_staging(dataset_id), dataset_id)
 
 
+def restore_all() -> None:
+    """Restore all data sets that processes were replacing when they were killed."""
+    for path in minari_folder().glob(f"{STAGING}*/{REPLACED}"):
+        restore_replaced(path.parent.name.removeprefix(STAGING).replace("+", "/"))
+
+
+def _one_word(dataset_id: str) -> str:
+    """A data set's name as the name of a file. No data set has a plus sign in its name."""
+    return dataset_id.replace("/", "+")
+
+
 def _staging(dataset_id: str) -> Path:
-    return minari_folder() / (".partial-" + dataset_id.replace("/", "__"))  # Minari skips hidden folders
+    return minari_folder() / (STAGING + _one_word(dataset_id))  # Minari skips hidden folders
 
 
 def _clear(staging: Path, dataset_id: str) -> None:

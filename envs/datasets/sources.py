@@ -22,6 +22,7 @@ from envs.datasets.minari import (
     is_here,
     minari_folder,
     open_minari,
+    restore_all,
     restore_replaced,
     staged,
 )
@@ -47,6 +48,8 @@ def find_here(name: str) -> EpisodeSource | None:
     known = parse_name(name)
     if known is None and _is_path(name):
         path = Path(os.path.expanduser(name))
+        if not path.exists() and path.absolute().is_relative_to(minari_folder().absolute()):
+            restore_all()
         if not path.exists():
             raise DataError(f"there is no file or folder {path}")
         return open_minari(path) if path.is_dir() else open_d4rl(path)

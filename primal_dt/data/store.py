@@ -279,11 +279,17 @@ def open_store(folder: Path) -> Store:
                 file.check()
 
         arrays = {name: file.array for name, file in files.items()}
+        mean, std = (
+            np.array(description[name], np.float64).reshape(description["state_width"])
+            for name in ("state_mean", "state_std")
+        )
+        if not (np.isfinite(mean).all() and np.isfinite(std).all()):
+            raise ValueError("its statistics must be finite")
         return Store(
             Trajectories(**arrays, offsets=offsets, check_files=check_files),
             is_complete=is_complete,
-            state_mean=np.array(description["state_mean"], np.float64).reshape(description["state_width"]),
-            state_std=np.array(description["state_std"], np.float64).reshape(description["state_width"]),
+            state_mean=mean,
+            state_std=std,
             fingerprint=description["fingerprint"],
             folder=folder,
         )
@@ -291,7 +297,7 @@ def open_store(folder: Path) -> Store:
         raise StoreError(f"{folder} is not a store of trajectories: {error.filename} is missing") from error
     except StoreError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(f"{folder} is damaged ({error}); {REMEDY}") from error
 
 

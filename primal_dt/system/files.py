@@ -1,12 +1,15 @@
 """Writes that survive kills and power failures, and checks of files, folders and space."""
 
 import errno
+import glob
 import os
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -25,9 +28,11 @@ __all__ = [
     "open_regular",
     "read_text",
     "remove_partial",
+    "unused_name",
 ]
 
 NOT_REGULAR = "it is a link, a pipe, a device or a folder, not a regular file"
+ABANDONED_SECONDS = 3600.0
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -44,12 +49,21 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     check_regular(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     partial.unlink(missing_ok=True)
+    _remove_old_partial(path)
     try:
         with name_errors(path), partial.open("xb") as file:
             yield file
         move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _remove_old_partial(path: Path) -> None:
+    """Remove what processes that were killed long ago left of a file. Others may be writing it now."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError):
+            if time.time() - left.lstat().st_mtime > ABANDONED_SECONDS:
+                left.unlink()
 
 
 def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
@@ -105,7 +119,7 @@ def check_regular(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Raise OSError if a path exists and is not a folder. A link is not one, whatever it leads to."""
     if os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a link or a file, not a folder", str(path))
+        raise OSError(errno.EINVAL, "it is a link, a pipe or a file, not a folder", str(path))
 
 
 def check_space(folder: Path, num_bytes: int, *, start: int = 0) -> None:
@@ -164,6 +178,12 @@ def lock_folder(folder: Path, message: str) -> Iterator[None]:
             yield
     except Timeout as error:
         raise ValueError(message) from error
+
+
+def unused_name(path: Path) -> Path:
+    """The path itself, or with ``-2``, ``-3`` and so on at its end if something has that name."""
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not os.path.lexists(each))
 
 
 def remove_partial(folder: Path) -> None:

@@ -5,20 +5,22 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["dump_record", "parse_record"]
+__all__ = ["CHECKSUM", "checksum", "dump_record", "parse_record"]
 
 CHECKSUM = "crc32"
 
 
 def dump_record(values: Mapping[str, Any]) -> bytes:
     """One line of JSON, without a line break. Its last entry is the checksum of the others."""
-    return json.dumps({**values, CHECKSUM: _checksum(values)}).encode()
+    return json.dumps({**values, CHECKSUM: checksum(values)}).encode()
 
 
-def parse_record(text: bytes) -> dict[str, Any] | None:
+def parse_record(text: bytes, *, has_checksum: bool = False) -> dict[str, Any] | None:
     """The object in a line from :func:`dump_record`, or None if the line is damaged.
 
-    A line without a checksum is accepted, since earlier versions wrote none.
+    Args:
+        text: the line.
+        has_checksum: whether it must have a checksum. Earlier versions wrote none.
     """
     try:
         values = json.loads(text.decode())
@@ -27,8 +29,10 @@ def parse_record(text: bytes) -> dict[str, Any] | None:
     if not isinstance(values, dict):
         return None
     stated = values.pop(CHECKSUM, None)
-    return values if stated is None or stated == _checksum(values) else None
+    is_whole = stated == checksum(values) or (stated is None and not has_checksum)
+    return values if is_whole else None
 
 
-def _checksum(values: Mapping[str, Any]) -> int:
+def checksum(values: Mapping[str, Any]) -> int:
+    """The checksum of values, which is the same after they were written as JSON and read again."""
     return zlib.crc32(json.dumps(values).encode())

@@ -9,7 +9,7 @@ import tyro
 
 from primal_dt.config import PRESETS, Config, config_from_dict
 from primal_dt.training.checkpoint import CheckpointFolder
-from primal_dt.training.run_folder import CONFIG, RunRecord, read_record
+from primal_dt.training.run_folder import CONFIG, RunRecord, read_record, require_unchanged
 
 __all__ = ["parse_config", "resume_config"]
 
@@ -48,6 +48,7 @@ def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, Run
     folder = Path(str(config.run.resume))
     record = read_record(folder)
     _require_same_settings(folder, record)
+    require_unchanged(folder)
     device = record.config.run.device if config.run.device == "auto" else config.run.device
     run = replace(record.config.run, resume=config.run.resume, device=device, threads=record.threads)
     return replace(record.config, run=run, trust_env=config.trust_env), record

@@ -29,13 +29,14 @@ from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
-from primal_dt.system.files import atomic_write, check_regular, move
+from primal_dt.system.files import atomic_write, check_folder, check_regular, move, unused_name
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint_schema import FORMAT, check_archive, checked_content
 
 __all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint", "unreadable"]
 
 MESSAGE_WIDTH = 300
+NAME = re.compile(r"step-\d{9}\.pt")
 NUM_KEPT = 2
 """Number of checkpoints to keep: the newest, and the one before it in case the newest cannot be read."""
 
@@ -168,8 +169,8 @@ class CheckpointFolder:
         self.folder = folder
 
     def paths(self) -> list[Path]:
-        """List the checkpoint files, oldest first."""
-        return sorted(self.folder.glob("step-*.pt"))
+        """List the checkpoint files, oldest first. Files of other names are not the run's own."""
+        return sorted(path for path in self.folder.glob("step-*.pt") if NAME.fullmatch(path.name))
 
     def path(self, step: int) -> Path:
         """Return the path of a step's checkpoint, whether or not it exists."""
@@ -179,13 +180,14 @@ class CheckpointFolder:
         """Save a checkpoint, remove old ones, and return its path."""
         path = self.path(checkpoint.step)
         save_checkpoint(path, checkpoint)
-        for old in self.paths()[:-NUM_KEPT]:
+        older = [other for other in self.paths() if other < path]
+        for old in older[: len(older) + 1 - NUM_KEPT]:
             old.unlink()
         return path
 
     def set_aside(self, path: Path) -> None:
         """Rename an unreadable checkpoint to ``*.damaged``, so that it is ignored but not deleted."""
-        move(path, path.with_name(f"{path.name}.damaged"))
+        move(path, unused_name(path.with_name(f"{path.name}.damaged")))
 
     def newest(
         self, device: torch.device | str = "cpu", *, mmap: bool = False
@@ -202,7 +204,10 @@ class CheckpointFolder:
         for path in reversed(self.paths()):
             try:
                 check_regular(path)
-                return path, load_checkpoint(path, device, mmap=mmap), problems
+                checkpoint = load_checkpoint(path, device, mmap=mmap)
+                if path != self.path(checkpoint.step):
+                    raise CheckpointError(f"the checkpoint {path} is damaged: it is that of step {checkpoint.step}")
+                return path, checkpoint, problems
             except CheckpointError as error:
                 problems[path] = str(error)
             except OSError as error:
@@ -210,4 +215,5 @@ class CheckpointFolder:
                     raise
                 problems[path] = f"the checkpoint {path} cannot be used: {error.strerror}"
         found = "; ".join(problems.values()) if problems else "none was saved yet"
-        raise CheckpointError(f"there is no readable checkpoint in {self.folder}: {found}")
+        check_folder(self.folder)
+        raise CheckpointError(f"there is no readable checkpoint in {self.folder}: {found}. Start a new run")

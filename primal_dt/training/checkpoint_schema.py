@@ -29,6 +29,8 @@ KEYS = ("shape", "weights", "state_mean", "state_std", "return_scale", "step", "
 """Keys of a checkpoint, apart from ``format``, and from ``critic``, which those of earlier versions lack."""
 NOT_COMPARED = {"init", "primal_init"}
 """Settings that a trained model does not depend on. Shapes of earlier versions lack them."""
+UNBOUNDED = ("return_cap",)
+"""Buffers that may be infinite."""
 ModelKind = type[DecisionTransformer] | type[TwinCritic]
 
 
@@ -81,7 +83,8 @@ def checked_content(content: object, *, size: int) -> dict[str, Any]:
     own_step = require_keys(training["trainer"], ("step",), where="training.trainer")["step"]
     if type(own_step) is not int or own_step != step:
         raise ValueError(f"training.trainer.step must be {step}, not {reprlib.repr(own_step)}")
-    for name, value in require_keys(training["pending"], (), where="training.pending").items():
+    needed = ("train/loss", "train/steps_per_second") if training["pending"] else ()
+    for name, value in require_keys(training["pending"], needed, where="training.pending").items():
         if type(name) is not str or type(value) is not float:
             raise ValueError(f"training.pending must have numbers by name, not {name!r}: {reprlib.repr(value)}")
     return {
@@ -154,6 +157,8 @@ def _check_weights(weights: object, shape: ModelShape, kind: ModelKind, *, where
         if (own[name].shape, own[name].dtype) != (size, dtype):
             stated = f"{tuple(own[name].shape)} {own[name].dtype}"
             raise ValueError(f"{where}: {name} is {stated}, but the shape needs {tuple(size)} {dtype}")
+        if dtype.is_floating_point and not own[name].isfinite().all() and name not in UNBOUNDED:
+            raise ValueError(f"{where}: {name} must be finite")
 
 
 @lru_cache(maxsize=8)

@@ -212,12 +212,12 @@ class Guidance:
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         return {**parts, "optimizer": self._optimizer.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, step: int) -> None:
         """Restore a state from :meth:`state_dict`. Raise ValueError or RuntimeError if it is of another training."""
         require_keys(state, (*self._parts(), "optimizer"), where="training.trainer.guidance")
         for name, part in self._parts().items():
             part.load_state_dict(require_keys(state[name], (), where=f"training.trainer.guidance.{name}"))
-        load_optimizer(self._optimizer, state["optimizer"])
+        load_optimizer(self._optimizer, state["optimizer"], step=step)
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"critic": self.critic, "average_critic": self.average_critic, "average_model": self.average_model}

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from primal_dt.system.files import atomic_write, check_regular, name_errors, open_regular
+from primal_dt.system.files import atomic_write, check_regular, name_errors, open_regular, unused_name
 from primal_dt.system.records import dump_record, parse_record
 
 __all__ = ["MetricsLog", "curve_of", "missing_points", "read_metrics", "scan_metrics"]
@@ -50,7 +49,13 @@ def scan_metrics(folder: Path) -> tuple[list[Line], str]:
         *whole, rest = file.read().split(b"\n")
     is_cut_off = rest.startswith(b"{") and b"}" not in rest  # a point is one flat object
     texts = [*whole, rest] if rest and not is_cut_off else whole
-    points = {number: _point(text) for number, text in enumerate(texts, 1)}
+    has_checksums = any(b'"crc32"' in text for text in texts)
+    points: dict[int, Line | None] = {}
+    last = -1
+    for number, text in enumerate(texts, 1):
+        point = _point(text, has_checksum=has_checksums)
+        points[number] = point if point is not None and point["step"] > last else None  # steps rise
+        last = last if points[number] is None else point["step"]  # type: ignore[index]
     damaged = [number for number, point in points.items() if point is None]
     problem = f"damaged lines in {path}: {len(damaged)}, the first is line {damaged[0]}" if damaged else ""
     return [point for point in points.values() if point is not None], problem
@@ -63,9 +68,9 @@ def missing_points(lines: Iterable[Line], *, until_step: int, every_steps: int) 
     return f"points missing in {METRICS}: {len(missing)}, the first is of step {missing[0]}" if missing else ""
 
 
-def _point(text: bytes) -> Line | None:
+def _point(text: bytes, *, has_checksum: bool) -> Line | None:
     """The logging point in a line, or None if it holds something else."""
-    line = parse_record(text)
+    line = parse_record(text, has_checksum=has_checksum)
     if line is None or type(line.get("step")) is not int or line["step"] < 0:
         return None
     return line if all(map(_is_number, line.values())) else None
@@ -83,9 +88,10 @@ def curve_of(lines: Iterable[Line], name: str) -> tuple[tuple[int, float], ...]:
 def _copy_aside(path: Path) -> Path:
     """Copy a file to ``*.damaged``, or ``*.damaged-2`` and so on if that is another copy. Return the copy's path."""
     content = path.read_bytes()
-    suffixes = chain([""], (f"-{number}" for number in count(2)))
-    copies = (path.with_name(f"{path.name}.damaged{suffix}") for suffix in suffixes)
-    copy = next(copy for copy in copies if not copy.exists() or (copy.is_file() and copy.read_bytes() == content))
+    copies = path.parent.glob(f"{path.name}.damaged*")
+    if same := [copy for copy in copies if copy.is_file() and copy.read_bytes() == content]:
+        return same[0]
+    copy = unused_name(path.with_name(f"{path.name}.damaged"))
     with atomic_write(copy) as file:
         file.write(content)
     return copy

@@ -13,8 +13,13 @@ SLOTS: dict[type, tuple[str, ...]] = {torch.optim.Adam: MOMENTS, torch.optim.Ada
 """Optimizer -> the tensors that it has for each parameter after its first step."""
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: object) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, state: object, *, step: int) -> None:
     """Restore the state of an optimizer. Its settings stay those that it was built with, from the configuration.
+
+    Args:
+        optimizer: its state is replaced.
+        state: the saved state.
+        step: number of updates that the optimizer has made.
 
     Raises:
         ValueError: if the state is not one of these parameters.
@@ -23,6 +28,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     saved = require_keys(require_keys(state, ("state",), where="optimizer")["state"], (), where="optimizer.state")
     names = SLOTS[type(optimizer)]
+    if step and parameters and not saved:
+        raise ValueError(f"optimizer.state is empty after {step} steps")
     for index, slots in saved.items():
         where = f"optimizer.state[{index!r}]"
         if index not in range(len(parameters)):
@@ -32,6 +39,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object) -> None:
             shape = () if name == "step" else parameters[index].shape
             if not isinstance(slots[name], Tensor) or slots[name].shape != shape:
                 raise ValueError(f"{where}.{name} must be a tensor of shape {tuple(shape)}")
+            if not slots[name].is_floating_point() or (name == "step" and slots[name] != step):
+                raise ValueError(f"{where}.{name} must be {f'{step}.0' if name == 'step' else 'of floating point'}")
             if not slots[name].isfinite().all():
                 raise ValueError(f"{where}.{name} must be finite")
     optimizer.load_state_dict({"state": dict(saved), "param_groups": own})

@@ -11,11 +11,28 @@ from typing import Any
 from primal_dt.config import Config, check_range, config_from_dict
 from primal_dt.data.names import folder_label
 from primal_dt.schema import build, require_keys
-from primal_dt.system.files import atomic_write, check_folder, lock_folder, make_folder, open_regular, remove_partial
+from primal_dt.system.files import (
+    atomic_write,
+    check_folder,
+    lock_folder,
+    make_folder,
+    open_regular,
+    read_text,
+    remove_partial,
+)
 from primal_dt.system.provenance import provenance
+from primal_dt.system.records import CHECKSUM, checksum
 from primal_dt.task import RunTask
 
-__all__ = ["DataPart", "RunRecord", "lock_run", "make_run_folder", "read_record", "write_record"]
+__all__ = [
+    "DataPart",
+    "RunRecord",
+    "lock_run",
+    "make_run_folder",
+    "read_record",
+    "require_unchanged",
+    "write_record",
+]
 
 CONFIG = "config.json"
 PROVENANCE = ("command", "commit", "versions")
@@ -109,7 +126,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
         **record.provenance,
     }
     with atomic_write(folder / CONFIG) as file:
-        file.write(json.dumps(content, indent=2).encode() + b"\n")
+        file.write(json.dumps({**content, CHECKSUM: checksum(content)}, indent=2).encode() + b"\n")
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -127,7 +144,20 @@ def read_record(folder: Path) -> RunRecord:
     except FileNotFoundError as error:
         raise ValueError(f"{folder} is not a run: {CONFIG} is missing") from error
     except (ValueError, RecursionError) as error:  # JSON that is cut off, not text, too deep, or another's
-        raise ValueError(f"{path} cannot be read by this version: {error}") from error
+        raise ValueError(
+            f"{path} cannot be read by this version: {error}. Restore it from a copy, or start a new run"
+        ) from error
+
+
+def require_unchanged(folder: Path) -> None:
+    """Raise ValueError if ``config.json`` is not as it was written. Those of earlier versions cannot be checked."""
+    values = json.loads(read_text(folder / CONFIG))
+    stated = values.pop(CHECKSUM, None)
+    if stated is not None and stated != checksum(values):
+        raise ValueError(
+            f"{folder / CONFIG} was changed after the run started (it has another checksum). Undo the changes, or "
+            "start a new run"
+        )
 
 
 def _record(content: object) -> RunRecord:
@@ -141,4 +171,6 @@ def _record(content: object) -> RunRecord:
     }
     record = build(RunRecord, own, where=CONFIG)
     check_range("threads", record.threads, low=1)
+    if not record.parts:
+        raise ValueError("parts must have at least one part")
     return record

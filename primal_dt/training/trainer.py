@@ -262,9 +262,9 @@ class Trainer:
         if not isinstance(state["sums"], Tensor) or state["sums"].shape != self._sums.shape:
             raise ValueError(f"training.trainer.sums must be a tensor of {len(self._sums)} sums")
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            load_optimizer(optimizer, saved)
+            load_optimizer(optimizer, saved, step=state["step"])
         if self.guidance is not None:
-            self.guidance.load_state_dict(state["guidance"])
+            self.guidance.load_state_dict(state["guidance"], step=state["step"])
         self.step = state["step"]
         self._sums.copy_(state["sums"])
         if self.step:  # a checkpoint that is saved before the next update has the rate of the last one

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import tracemalloc
@@ -231,6 +232,9 @@ def test_invalid_episodes_are_refused(tmp_path: Path) -> None:
         ("offsets.i64", lambda old: bytes(len(old)), "is damaged"),
         ("store.json", lambda old: b"{", "is damaged"),
         ("store.json", lambda old: old.replace(b'"state_mean": [', b'"state_mean": [1, '), "is damaged"),
+        ("store.json", lambda old: old.replace(b'"num_steps": 5', b'"num_steps": Infinity'), "is damaged"),
+        ("store.json", lambda old: re.sub(rb'"state_std": \[\s*[^,]*', b'"state_std": [NaN', old), "must be finite"),
+        ("store.json", lambda old: b"[" * 100_000, "is damaged"),
     ],
 )
 def test_damaged_stores_are_refused(

@@ -146,7 +146,9 @@ def test_damaged_newest_falls_back_to_the_previous(folder: CheckpointFolder, tmp
     assert damaged.name in problem
     with pytest.warns(UserWarning, match=r"step-000000010\.pt is damaged.*using step-000000005\.pt instead"):
         assert load_checkpoint(tmp_path).step == 5
+    damaged.with_name(f"{damaged.name}.damaged").write_bytes(b"an earlier one")
     folder.set_aside(damaged)
+    assert damaged.with_name(f"{damaged.name}.damaged-2").exists()
     assert names(folder) == ["step-000000005.pt"]
 
 

@@ -145,13 +145,20 @@ CRAFTED: dict[str, tuple[Callable[[Content], object], str]] = {
     "a task with more": (put("task/gravity", 9.81), "task has the unknown key 'gravity'"),
     "targets that are not numbers": (put("task/targets", (math.nan,)), "task.targets[0] must be a finite number"),
     "equal references": (put("task/expert_return", 0.0), "the reference returns must differ"),
+    "falling references": (put("task/random_return", 1e6), "reference must be two finite returns in rising order"),
+    "a huge target": (put("task/targets", (1e300,)), "targets (1e+300) must be from -1e+15 to 1e+15"),
     "lists in lists": (put("task/notes", nested(60)), "task.notes[0] must be str"),
     # The training
     "training without trainer": (drop("training/trainer"), "training lacks trainer"),
     "training without points": (drop("training/pending"), "training lacks pending"),
-    "points that are text": (put("training/pending", {"train/loss": "low"}), "training.pending must have numbers"),
+    "points that are text": (
+        put("training/pending", {"train/loss": "low", "train/steps_per_second": 1.0}),
+        "training.pending must have numbers",
+    ),
+    "points without a loss": (put("training/pending", {"a": 1.0}), "training.pending lacks train/loss"),
     "a trainer at another step": (put("training/trainer/step", 6), "training.trainer.step must be 5, not 6"),
     "a trainer that is a list": (put("training/trainer", [5]), "training.trainer must be a mapping, not [5]"),
+    "a weight that is not a number": (put("weights/head.bias", torch.full((2,), math.nan)), "head.bias must be finite"),
     # The critics
     "critics that are a list": (put("critic", [1]), "critic must be a mapping, not [1]"),
     "critics that lack a weight": (

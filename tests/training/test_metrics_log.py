@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from primal_dt.system.records import dump_record
 from primal_dt.task import Reference, RunTask
 from primal_dt.training.metrics_log import MetricsLog, missing_points, read_metrics
 from primal_dt.training.recorder import Recorder
@@ -72,6 +73,19 @@ def test_a_damaged_line_costs_no_other(tmp_path: Path, bad: bytes, caplog: pytes
         f"damaged lines in {tmp_path / 'metrics.jsonl'}: 1, the first is line 2. "
         f"They are left out; {copy} is a copy of the file with them"
     ]
+
+
+def test_steps_rise(tmp_path: Path) -> None:
+    """A line that is there twice or at another place is damage."""
+    assert resumed(tmp_path, b"\n".join([GOOD[0], GOOD[1], GOOD[1], GOOD[3], GOOD[2], b""])) == [10, 20, 40]
+    assert (tmp_path / "metrics.jsonl.damaged").exists()
+
+
+def test_a_line_without_its_checksum_is_damaged(tmp_path: Path) -> None:
+    """Unless none has one, as in earlier versions."""
+    lines = [dump_record({"step": step, "time": 1.5}) for step in (10, 20, 30)]
+    lines[1] = lines[1].replace(b"crc32", b"crc33")
+    assert resumed(tmp_path, b"\n".join([*lines, b""])) == [10, 30]
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 50, "time": 1.5, "trai', b'{"step": 50, "time": 1.5, "a": "\xc3', b"{"])

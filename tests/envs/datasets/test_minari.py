@@ -18,7 +18,7 @@ from minari.data_collector import EpisodeBuffer
 from minari.namespace import list_local_namespaces
 
 from envs.datasets.checks import ActionCheck
-from envs.datasets.minari import datasets_path, minari_folder, open_minari, staged
+from envs.datasets.minari import datasets_path, minari_folder, open_minari, restore_all, staged
 from envs.datasets.sources import find_here
 from envs.errors import DataError
 from tests.envs.files import HOPPER_ACTIONS, NAME, read_minari, recorded_episodes, write_small_minari
@@ -40,7 +40,7 @@ def folder() -> Path:
 @pytest.fixture
 def staging() -> Path:
     """The path of the folder in which the data set is written before it is moved to its place."""
-    return minari_folder() / ".partial-test__hopper__small-v0"
+    return minari_folder() / ".partial-test+hopper+small-v0"
 
 
 def change(folder: Path, **arrays: Any) -> None:
@@ -241,9 +241,23 @@ def test_data_whose_replacement_was_killed_can_be_used(folder: Path, staging: Pa
     assert not staging.exists()
 
 
+def test_data_is_restored_under_its_own_name(folder: Path, staging: Path) -> None:
+    """Another name with underscores in the place of slashes is another data set."""
+    staging.mkdir()
+    folder.rename(staging / ".replaced")
+    with pytest.raises(DataError, match="no episodes to write"):
+        write_small_minari("test__hopper__small-v0", lengths=(), replace=True)
+    assert not folder.exists()
+    restore_all()  # as when data sets are listed
+    assert len(read_minari(folder)) == 3
+    staging.mkdir()
+    folder.rename(staging / ".replaced")
+    assert find_here(str(folder)) is not None
+
+
 def test_an_incomplete_data_set_is_never_restored(staging: Path) -> None:
     """Whatever its name is."""
-    (staging.with_name(".partial-replaced__small-v0") / "replaced" / "small-v0" / "data").mkdir(parents=True)
+    (staging.with_name(".partial-replaced+small-v0") / "replaced" / "small-v0" / "data").mkdir(parents=True)
     with pytest.raises(DataError, match="no episodes to write"):
         write_small_minari("replaced/small-v0", lengths=())
     assert [path.name for path in minari_folder().iterdir()] == [".locks"]
@@ -272,7 +286,7 @@ def test_staging_is_not_written_through_a_link(staging: Path, tmp_path: Path) ->
     (outside / ".replaced").mkdir(parents=True)
     staging.parent.mkdir(parents=True, exist_ok=True)
     staging.symlink_to(outside)
-    with pytest.raises(NotADirectoryError, match="it is a link"):
+    with pytest.raises(OSError, match="it is a link"):
         write_small_minari()
     staging.unlink()
     assert [path.name for path in outside.rglob("*")] == [".replaced"]
