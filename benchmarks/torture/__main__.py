@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def main(config: Config) -> None:
                     outcome = "VIOLATION"
                     violations.append(f"attack {number} ({kind}): {error}")
                     print(violations[-1], file=sys.stderr, flush=True)
-                    shutil.copytree(world.root, out / f"torture-{number}", symlinks=True, dirs_exist_ok=True)
+                    with suppress(shutil.Error):  # it cannot copy pipes
+                        shutil.copytree(world.root, out / f"torture-{number}", symlinks=True, dirs_exist_ok=True)
                 seen[kind, outcome] += 1
                 number += 1
                 bar.update()

@@ -3,14 +3,15 @@
 import errno
 import os
 import random
+import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.torture.flags import random_command
-from benchmarks.torture.invariants import check_files, state_of
+from benchmarks.torture.invariants import check_files, check_leftovers, state_of
 from benchmarks.torture.process import Outcome, Process, limit_file_size, limit_memory, on_calls
-from benchmarks.torture.world import PROGRAMS, InvariantError, World
+from benchmarks.torture.world import HALF, OWN, PROGRAMS, InvariantError, World
 
 __all__ = ["ATTACKS"]
 
@@ -40,6 +41,7 @@ def _recover(world: World, name: str) -> None:
     outcome = world.run(world.again(PROGRAMS[name]))
     check_files(before, state_of(world.root), program=name)
     world.check_result(name, outcome)
+    check_leftovers(world.root)
 
 
 def _signalled(world: World, chance: Random, name: str, number: int) -> Outcome:
@@ -99,16 +101,21 @@ def fail(world: World, chance: Random) -> str:
 
 
 def damage(world: World, chance: Random) -> str:
-    """Damage, delete or replace one of the files that the programs wrote."""
+    """Damage, delete or replace one or two of the files and folders that the programs wrote."""
     name = chance.choice(list(PROGRAMS))
     world.reset(PROGRAMS[name])
-    paths = [path for path in sorted(world.root.rglob("*")) if path.is_file() and "home" not in path.parts]
-    path = chance.choice([path for path in paths if _may_matter(name, path)])
-    DAMAGES[chance.choice(list(DAMAGES))](path, chance)
+    if name == "resume" and chance.random() < 0.2:
+        shutil.rmtree(world.root / HALF / "checkpoints")
+    paths = [path for path in sorted(world.root.rglob("*")) if _may_matter(name, path)]
+    damaged = chance.sample(paths, 2 if chance.random() < 0.2 else 1)
+    for path in damaged:
+        if path.exists():  # its folder may be gone
+            damages = FILE_DAMAGES if path.is_file() else FOLDER_DAMAGES
+            damages[chance.choice(list(damages))](path, chance)
     before = state_of(world.root)
     outcome = world.run(PROGRAMS[name].command)
     check_files(before, state_of(world.root), program=name)
-    return _check_clear(world, name, outcome, damaged=path)
+    return _check_clear(world, name, outcome, damaged=damaged)
 
 
 def together(world: World, chance: Random) -> str:
@@ -147,20 +154,23 @@ def flags(world: World, chance: Random) -> str:
     return "message" if outcome.code > 0 and not is_stopped else "accepted"
 
 
-def _check_clear(world: World, name: str, outcome: Outcome, damaged: Path | None = None) -> str:
+def _check_clear(world: World, name: str, outcome: Outcome, damaged: Sequence[Path] = ()) -> str:
     """Check that a disturbed program gave its usual result or a message."""
+    shown = ", ".join(str(path.relative_to(world.root)) for path in damaged)
     if not outcome.is_clear:
-        raise InvariantError(f"{name} failed without a message; damaged: {damaged}\n{outcome}")
+        raise InvariantError(f"{name} failed without a message; damaged: {shown}\n{outcome}")
     if outcome.code:
         return "message"
-    is_source = damaged is not None and "minari" in damaged.parts and name in ("start", "read data", "convert data")
-    if is_source or (damaged is not None and _is_told(outcome)):
-        return "message" if _is_told(outcome) else "accepted"  # other data has other results
+    is_source = any("minari" in path.parts for path in damaged) and name in ("start", "read data", "convert data")
     try:
-        world.check_result(name, outcome)
+        if not is_source and not (damaged and _is_told(outcome)):
+            world.check_result(name, outcome)
+            return "same result"
+        if not is_source and name in ("start", "resume"):
+            world.check_weights(name)
     except InvariantError as error:
-        raise InvariantError(f"damaged: {damaged}: {error}") from error
-    return "same result"
+        raise InvariantError(f"damaged: {shown}: {error}") from error
+    return "message" if _is_told(outcome) else "accepted"  # other data has other results
 
 
 def _is_told(outcome: Outcome) -> bool:
@@ -169,8 +179,10 @@ def _is_told(outcome: Outcome) -> bool:
 
 
 def _may_matter(name: str, path: Path) -> bool:
-    """Whether a program reads or writes a file."""
+    """Whether a program reads or writes a file or a folder of its own."""
     parts = set(path.parts)
+    if "home" in parts or path.name in OWN:
+        return False
     if name == "resume":
         return "whole" not in parts and "reports" not in parts
     if name.startswith("evaluate"):
@@ -188,7 +200,7 @@ def _overwrite(path: Path, chance: Random, content: Callable[[int], bytes]) -> N
 
 
 def _replace(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
     make(path)
 
 
@@ -197,16 +209,28 @@ def _outside(path: Path) -> Path:
     return next(parent for parent in path.parents if parent.name == "world") / "home" / "secret"
 
 
-DAMAGES: Mapping[str, Callable[[Path, Random], object]] = {
+def _copy(path: Path, chance: Random) -> None:
+    """Add a copy beside a file, as users do."""
+    shutil.copy(path, path.with_name(chance.choice(("copy-", "step-000000009", "step-best")) + path.suffix))
+
+
+FILE_DAMAGES: Mapping[str, Callable[[Path, Random], object]] = {
     "flipped bit": lambda path, chance: _flip(path, chance),
     "zeros": lambda path, chance: _overwrite(path, chance, bytes),
     "noise": lambda path, chance: _overwrite(path, chance, chance.randbytes),
     "cut off": lambda path, chance: os.truncate(path, chance.randint(0, path.stat().st_size)),
     "longer": lambda path, chance: path.write_bytes(path.read_bytes() + chance.randbytes(chance.randint(1, 500))),
     "deleted": lambda path, _: path.unlink(),
+    "copied": _copy,
     "link": lambda path, _: _replace(path, lambda path: path.symlink_to(_outside(path))),
     "pipe": lambda path, _: _replace(path, os.mkfifo),
     "folder": lambda path, _: _replace(path, Path.mkdir),
+}
+FOLDER_DAMAGES: Mapping[str, Callable[[Path, Random], object]] = {
+    "deleted": lambda path, _: shutil.rmtree(path),
+    "empty": lambda path, _: _replace(path, Path.mkdir),
+    "pipe": lambda path, _: _replace(path, os.mkfifo),
+    "file": lambda path, _: _replace(path, Path.touch),
 }
 
 

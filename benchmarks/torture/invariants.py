@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
 from benchmarks.torture.world import NAME, OWN, InvariantError
 
-__all__ = ["check_files", "state_of"]
+__all__ = ["check_files", "check_leftovers", "state_of"]
 
 State = dict[str, bytes | str]
 """Path -> content of a file, or what else is there."""
@@ -53,6 +54,17 @@ def check_files(before: State, after: State, *, program: str) -> None:
         _check_run(run, before, after)
 
 
+def check_leftovers(root: Path) -> None:
+    """Check that a program which succeeded left nothing of an earlier one that was killed.
+
+    Raises:
+        InvariantError: if a run or the data sets have partial files.
+    """
+    for name in ("runs", "minari"):
+        if left := [path for path in (root / name).glob("**/*partial*") if "report" not in path.parts]:
+            raise InvariantError(f"{left[0]} is left")
+
+
 def _check_run(run: str, before: State, after: State) -> None:
     """Check that a run has lost no checkpoint and no point.
 
@@ -75,12 +87,9 @@ def _check_run(run: str, before: State, after: State) -> None:
 
 def _checkpoints(run: str, state: State) -> dict[int, bytes]:
     """Step -> content of the checkpoints that are regular files."""
-    prefix = f"{run}/checkpoints/step-"
-    return {
-        int(name.removeprefix(prefix).removesuffix(".pt")): content
-        for name, content in state.items()
-        if name.startswith(prefix) and name.endswith(".pt") and isinstance(content, bytes)
-    }
+    found = {name: re.fullmatch(rf"{re.escape(run)}/checkpoints/step-(\d{{9}})\.pt", name) for name in state}
+    steps = {name: int(match[1]) for name, match in found.items() if match is not None}
+    return {step: content for name, step in steps.items() if isinstance(content := state[name], bytes)}
 
 
 def _points(content: bytes | str | None) -> set[int]:

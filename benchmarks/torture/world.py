@@ -181,6 +181,13 @@ class World:
         if PROGRAMS[name].result(self, outcome) != self.expected[name]:
             raise InvariantError(f"{name} gave another result:\n{outcome}")
 
+    def check_weights(self, name: str) -> None:
+        """Check that a run has the weights that it has undisturbed, whatever became of its points."""
+        folders = {"start": RUN, "resume": HALF}
+        own, whole = (load_checkpoint(self.root / folder) for folder in (folders[name], WHOLE))
+        if _digest(_plain(own.weights)) != _digest(_plain(whole.weights)):
+            raise InvariantError(f"{name} gave other weights")
+
 
 def stop_half_way() -> None:
     """Have a training run stop after step 5, with a checkpoint."""

@@ -6,14 +6,13 @@ deleted at any time. Stores and notes are rebuilt from the source files; downloa
 
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from primal_dt.system.files import atomic_write, open_regular
+from primal_dt.system.files import atomic_write, open_regular, remove_tree
 from primal_dt.system.records import dump_record, parse_record
 
 __all__ = [
@@ -88,5 +87,4 @@ def clear_cache(*, downloads: bool = False) -> None:
         downloads: whether to delete downloads too, including files that were placed there by hand.
     """
     for kind in KINDS if downloads else ("stores", "notes"):
-        if (folder := cache_folder() / kind).exists():
-            shutil.rmtree(folder)
+        remove_tree(cache_folder() / kind)

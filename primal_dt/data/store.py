@@ -10,7 +10,6 @@ Axes: N transitions, E episodes, S state, A action.
 import hashlib
 import json
 import os
-import shutil
 import threading
 import weakref
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from primal_dt.data.normalizer import STD_FLOOR, Normalizer
 from primal_dt.data.trajectories import Trajectories, Trajectory, returns_to_go
-from primal_dt.system.files import move, name_errors, open_regular, read_text
+from primal_dt.system.files import move, name_errors, open_regular, read_text, remove_tree
 from primal_dt.system.staging import staging_folder
 
 __all__ = ["Store", "StoreError", "Verification", "open_store", "write_store"]
@@ -180,14 +179,14 @@ def write_store(parent: Path, episodes: Iterable[Trajectory]) -> Store:
         try:
             move(partial, folder)
         except OSError:
-            if not folder.exists():
+            if not os.path.lexists(folder):
                 raise
             try:  # a store with this fingerprint exists
                 store = open_store(folder)
                 store.verify()
                 return store
             except StoreError:
-                shutil.rmtree(folder)
+                remove_tree(folder)
                 move(partial, folder)
     return open_store(folder)
 

@@ -3,6 +3,7 @@
 import errno
 import glob
 import os
+import shutil
 import stat
 import tempfile
 import threading
@@ -28,6 +29,7 @@ __all__ = [
     "open_regular",
     "read_text",
     "remove_partial",
+    "remove_tree",
     "unused_name",
 ]
 
@@ -178,6 +180,14 @@ def lock_folder(folder: Path, message: str) -> Iterator[None]:
             yield
     except Timeout as error:
         raise ValueError(message) from error
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it, or what else has its name: a link itself, or a pipe, unread."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def unused_name(path: Path) -> Path:

@@ -1,6 +1,5 @@
 """Folders to write to until their content is complete."""
 
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from primal_dt.system.files import make_folder
+from primal_dt.system.files import make_folder, remove_tree
 
 __all__ = ["staging_folder"]
 
@@ -43,8 +42,8 @@ def _remove(folder: Path) -> None:
     Raises:
         OSError: if a process is using it.
     """
-    with FileLock(_lock(folder), timeout=0):
-        shutil.rmtree(folder, ignore_errors=True)
+    with FileLock(_lock(folder), timeout=0), suppress(OSError):
+        remove_tree(folder)
     _lock(folder).unlink(missing_ok=True)
 
 

@@ -148,6 +148,16 @@ def test_a_power_failure_leaves_no_part_of_a_store(
     assert seen == sorted(seen)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_what_has_the_name_of_a_store_is_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """A pipe is not read, which would wait forever."""
+    folder = write_store(tmp_path, episodes(5)).folder
+    shutil.rmtree(folder)
+    make(folder)
+    write_store(tmp_path, episodes(5)).verify()
+    assert folder.is_dir()
+
+
 def test_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     def stream() -> Iterator[Trajectory]:
         yield from episodes(5)

@@ -249,6 +249,17 @@ STATES: dict[str, tuple[Callable[[Content], object], str]] = {
     "too few optimizers": (put("optimizers", []), "training.trainer.optimizers must be a list of 1"),
     "an optimizer that is text": (put("optimizers", ["adamw"]), "optimizer must be a mapping, not 'adamw'"),
     "an optimizer without state": (put("optimizers", [{}]), "optimizer lacks state"),
+    "an empty state": (lambda state: state["optimizers"][0]["state"].clear(), "optimizer.state is empty after 5 steps"),
+    "a state of another step": (
+        lambda state: state["optimizers"][0]["state"][0].update(step=torch.tensor(0.0)),
+        "optimizer.state[0].step must be 5.0",
+    ),
+    "a moment of whole numbers": (
+        lambda state: state["optimizers"][0]["state"][0].update(
+            exp_avg=torch.zeros_like(state["optimizers"][0]["state"][0]["exp_avg"], dtype=torch.int64)
+        ),
+        "optimizer.state[0].exp_avg must be of floating point",
+    ),
     "too few sums": (put("sums", torch.ones(1)), "training.trainer.sums must be a tensor of"),
     "sums as text": (put("sums", "1"), "training.trainer.sums must be a tensor of"),
     "the state of no parameter": (

@@ -98,6 +98,7 @@ def test_a_linked_subfolder_is_refused(tmp_path: Path, name: str) -> None:
 CRAFTED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "another value": (lambda content: 5, "config.json must be a mapping, not 5"),
     "no configuration": (lambda content: content.pop("config"), "config.json lacks config"),
+    "no parts": (lambda content: content.update(parts=[]), "parts must have at least one part"),
     "no threads": (lambda content: content.pop("threads"), "config.json lacks threads"),
     "no versions": (lambda content: content.pop("versions"), "config.json lacks versions"),
     "threads as text": (lambda content: content.update(threads="2"), "config.json.threads must be int, not '2'"),
