@@ -1,5 +1,6 @@
 """Terminal output: progress bars (plain lines outside a terminal), optional colors and readable errors."""
 
+import _thread
 import errno
 import os
 import signal
@@ -15,7 +16,8 @@ __all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program", "explain"]
 
 SECONDS_BETWEEN_LINES = 30.0
 MEBIBYTE = 2**20
-SHOW_THREAD_ERROR = threading.excepthook
+SHOW_THREAD_ERROR, SHOW_UNRAISABLE = threading.excepthook, sys.unraisablehook
+INTERRUPT_SECONDS = 0.01
 FOLDERS = "--out for runs and reports, MINARI_DATASETS_PATH for data sets, PRIMAL_DT_CACHE for the cache"
 ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), f"Set another folder: {FOLDERS}"),
@@ -33,6 +35,7 @@ def begin_program() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # while scripts import modules, Ctrl-C kills them
     threading.excepthook = _show_thread_error
+    sys.unraisablehook = _show_unraisable
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False
 
@@ -40,6 +43,14 @@ def begin_program() -> None:
 def _show_thread_error(error: threading.ExceptHookArgs) -> None:
     if not isinstance(error.exc_value, OSError):
         SHOW_THREAD_ERROR(error)
+
+
+def _show_unraisable(ignored: "sys.UnraisableHookArgs") -> None:
+    """Python ignores Ctrl-C in a callback, such as that of a weak reference. Interrupt the program after it."""
+    if ignored.exc_type is KeyboardInterrupt:
+        threading.Timer(INTERRUPT_SECONDS, _thread.interrupt_main).start()
+    else:
+        SHOW_UNRAISABLE(ignored)
 
 
 def explain(error: Exception) -> str:

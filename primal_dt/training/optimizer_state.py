@@ -29,7 +29,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object, *, step: int
     saved = require_keys(require_keys(state, ("state",), where="optimizer")["state"], (), where="optimizer.state")
     names = SLOTS[type(optimizer)]
     if step and parameters and not saved:
-        raise ValueError(f"optimizer.state is empty after {step} steps")
+        raise ValueError(f"optimizer.state is empty after step {step}")
     for index, slots in saved.items():
         where = f"optimizer.state[{index!r}]"
         if index not in range(len(parameters)):

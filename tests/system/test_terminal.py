@@ -88,3 +88,25 @@ def test_ctrl_c_during_imports_shows_no_traceback(program: list[str]) -> None:
         rest = process.stderr.read()
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in rest
+
+
+CALLBACK = """
+import os, signal, time, weakref
+from primal_dt.system.terminal import begin_program
+
+class Thing: pass
+
+begin_program()
+thing = Thing()
+reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+try:
+    del thing
+    time.sleep(10)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_in_a_callback_is_not_ignored() -> None:
+    done = subprocess.run([sys.executable, "-c", CALLBACK], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("stopped\n", "")

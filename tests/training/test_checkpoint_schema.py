@@ -249,10 +249,10 @@ STATES: dict[str, tuple[Callable[[Content], object], str]] = {
     "too few optimizers": (put("optimizers", []), "training.trainer.optimizers must be a list of 1"),
     "an optimizer that is text": (put("optimizers", ["adamw"]), "optimizer must be a mapping, not 'adamw'"),
     "an optimizer without state": (put("optimizers", [{}]), "optimizer lacks state"),
-    "an empty state": (lambda state: state["optimizers"][0]["state"].clear(), "optimizer.state is empty after 5 steps"),
+    "an empty state": (lambda state: state["optimizers"][0]["state"].clear(), "optimizer.state is empty after step 1"),
     "a state of another step": (
         lambda state: state["optimizers"][0]["state"][0].update(step=torch.tensor(0.0)),
-        "optimizer.state[0].step must be 5.0",
+        "optimizer.state[0].step must be 1.0",
     ),
     "a moment of whole numbers": (
         lambda state: state["optimizers"][0]["state"][0].update(
