@@ -51,11 +51,12 @@ def scan_metrics(folder: Path) -> tuple[list[Line], str]:
     texts = [*whole, rest] if rest and not is_cut_off else whole
     has_checksums = any(b'"crc32"' in text for text in texts)
     points: dict[int, Line | None] = {}
-    last = -1
+    last: Line = {"step": -1}
     for number, text in enumerate(texts, 1):
         point = _point(text, has_checksum=has_checksums)
-        points[number] = point if point is not None and point["step"] > last else None  # steps rise
-        last = last if points[number] is None else point["step"]  # type: ignore[index]
+        is_next = point is not None and point["step"] >= last["step"] and point != last  # a step may have several
+        points[number] = point if is_next else None
+        last = points[number] or last
     damaged = [number for number, point in points.items() if point is None]
     problem = f"damaged lines in {path}: {len(damaged)}, the first is line {damaged[0]}" if damaged else ""
     return [point for point in points.values() if point is not None], problem

@@ -81,6 +81,11 @@ def test_steps_rise(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl.damaged").exists()
 
 
+def test_a_step_may_have_several_points(tmp_path: Path) -> None:
+    """With other scalars, as when a classifier is tested after an epoch."""
+    assert resumed(tmp_path, b"\n".join([GOOD[0], b'{"step": 10, "test/accuracy": 1.0}', GOOD[1], b""])) == [10, 10, 20]
+
+
 def test_a_line_without_its_checksum_is_damaged(tmp_path: Path) -> None:
     """Unless none has one, as in earlier versions."""
     lines = [dump_record({"step": step, "time": 1.5}) for step in (10, 20, 30)]
