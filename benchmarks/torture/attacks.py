@@ -89,7 +89,7 @@ def fail(world: World, chance: Random) -> str:
 
         def raise_error(number: int, path: object) -> None:
             if number == first or (is_lasting and number > first):
-                named = [] if isinstance(path, int) else [os.fsdecode(path)]  # type: ignore[arg-type]
+                named = [os.fsdecode(path)] if isinstance(path, str | bytes | os.PathLike) else []
                 raise OSError(code, os.strerror(code), *named)
 
         return world.run(PROGRAMS[name].command, on_calls(world.root, raise_error))
@@ -120,10 +120,8 @@ def damage(world: World, chance: Random) -> str:
 
 def together(world: World, chance: Random) -> str:
     """Start two programs at once."""
-    world.reset()
     names = [chance.choice(list(PROGRAMS)) for _ in range(2)]
-    for name in names:
-        world.reset(PROGRAMS[name])
+    world.reset(*(PROGRAMS[name] for name in names))
     before = state_of(world.root)
     processes: list[Process] = []
     for name in names:

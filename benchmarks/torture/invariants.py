@@ -47,8 +47,8 @@ def check_files(before: State, after: State, *, program: str) -> None:
         is_record = name.endswith("/config.json") and old is not None
         if (Path(name).parts[0] not in OWN or is_data or is_record) and old != new:
             raise InvariantError(f"{name} was changed")
-        is_cache = "/evaluations/" in name and isinstance(old, bytes)
-        if is_cache and not (isinstance(new, bytes) and new.startswith(old)):  # type: ignore[arg-type]
+        is_grown = isinstance(old, bytes) and isinstance(new, bytes) and new.startswith(old)
+        if "/evaluations/" in name and isinstance(old, bytes) and not is_grown:
             raise InvariantError(f"{name} lost episodes")
     for run in sorted({"/".join(Path(name).parts[:2]) for name in before if name.startswith("runs/")}):
         _check_run(run, before, after)

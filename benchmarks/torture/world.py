@@ -103,7 +103,7 @@ PROGRAMS = {
     "start": Program(START, run_result(RUN), (RUN,), ("train.py", "--resume", RUN)),
     "resume": Program(("train.py", "--resume", HALF), run_result(HALF)),
     "evaluate": Program(EVALUATE, report_result),
-    "evaluate anew": Program(EVALUATE, report_result, (REPORT, f"{WHOLE}/evaluations")),
+    "evaluate from scratch": Program(EVALUATE, report_result, (REPORT, f"{WHOLE}/evaluations")),
     "read data": Program(INFO, printed_result),
     "convert data": Program(INFO, printed_result, ("cache",)),
     "record": Program(("python -m envs", *RECORD, "--seed", "9", "--overwrite"), recorded_result),
@@ -152,11 +152,11 @@ class World:
             raise RuntimeError(f"an undisturbed program failed:\n{outcome}")
         return outcome
 
-    def reset(self, program: Program | None = None) -> None:
-        """Restore all files, with their times, apart from those that a program is to create."""
+    def reset(self, *programs: Program) -> None:
+        """Restore all files, with their times, apart from those that programs are to create."""
         shutil.rmtree(self.root)
         shutil.copytree(self._template, self.root, symlinks=True)
-        for name in () if program is None else program.unused:
+        for name in {name for program in programs for name in program.unused}:
             path = self.root / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 

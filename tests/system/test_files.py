@@ -9,7 +9,15 @@ from typing import get_args
 
 import pytest
 
-from primal_dt.system.files import atomic_write, check_folder, check_space, check_writable, lock_folder, open_regular
+from primal_dt.system.files import (
+    atomic_write,
+    check_folder,
+    check_space,
+    check_writable,
+    lock_folder,
+    move,
+    open_regular,
+)
 from primal_dt.system.terminal import explain
 from tests.conftest import file_size_limit
 from tests.system.disk import Disk, Names, watched_disk
@@ -56,6 +64,16 @@ def test_content_is_flushed_before_its_name(tmp_path: Path) -> None:
         ("replace", partial, "new/file"),
         ("flush", "new"),
     ]
+
+
+def test_both_folders_of_a_moved_file_are_flushed(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "old" / "file").touch()
+    with watched_disk(tmp_path) as disk:
+        move(tmp_path / "old" / "file", tmp_path / "new" / "file")
+    replaced = ("replace", "old/file", "new/file")
+    assert disk.events == [("flush", "old/file"), replaced, ("flush", "new"), ("flush", "old")]
 
 
 @pytest.mark.parametrize("names", get_args(Names))
