@@ -17,11 +17,13 @@ from envs.datasets.d4rl import D4rlFile, open_d4rl
 from envs.datasets.download import DownloadError, download
 from envs.datasets.minari import (
     check_metadata,
+    open_minari,
+)
+from envs.datasets.minari_folder import (
     dataset_lock,
     datasets_path,
     is_here,
     minari_folder,
-    open_minari,
     restore_all,
     restore_replaced,
     staged,

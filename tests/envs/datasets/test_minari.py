@@ -18,7 +18,15 @@ from minari.data_collector import EpisodeBuffer
 from minari.namespace import list_local_namespaces
 
 from envs.datasets.checks import ActionCheck
-from envs.datasets.minari import datasets_path, minari_folder, open_minari, restore_all, staged
+from envs.datasets.minari import (
+    open_minari,
+)
+from envs.datasets.minari_folder import (
+    datasets_path,
+    minari_folder,
+    restore_all,
+    staged,
+)
 from envs.datasets.sources import find_here
 from envs.errors import DataError
 from tests.envs.files import HOPPER_ACTIONS, NAME, read_minari, recorded_episodes, write_small_minari
@@ -185,11 +193,11 @@ def test_a_failed_replacement_restores_the_old_data(folder: Path, monkeypatch: p
 KILLED = """
 import os
 from pathlib import Path
-from envs.datasets import minari
+from envs.datasets import minari_folder
 from tests.envs.files import write_small_minari
 rename = Path.replace
 def die_after_the_first(self, target):
-    if self == minari.minari_folder("test/hopper/small-v0"):
+    if self == minari_folder.minari_folder("test/hopper/small-v0"):
         rename(self, target)
         os._exit(9)
     return rename(self, target)
