@@ -27,9 +27,7 @@ import tyro
 
 from envs.datasets.cache import CACHE_VARIABLE, cache_folder
 from envs.datasets.load import load_dataset
-from envs.datasets.minari_folder import (
-    minari_folder,
-)
+from envs.datasets.minari_folder import minari_folder
 from envs.datasets.part_tasks import DataOptions
 from envs.datasets.sources import must_download, stand_in
 from envs.make import make_arena

@@ -17,14 +17,8 @@ import tyro
 from envs.datasets import cache
 from envs.datasets.describe import QUANTILES, describe, plot_returns
 from envs.datasets.load import load_dataset
-from envs.datasets.minari import (
-    open_minari,
-)
-from envs.datasets.minari_folder import (
-    check_name,
-    minari_folder,
-    restore_all,
-)
+from envs.datasets.minari import open_minari
+from envs.datasets.minari_folder import check_name, minari_folder, restore_all
 from envs.datasets.names import BUILTIN_TIERS, KNOWN_NAMES, parse_name
 from envs.datasets.part_tasks import DataOptions
 from envs.datasets.sources import d4rl_path

@@ -33,9 +33,7 @@ from envs.datasets.part_tasks import (
 )
 from envs.datasets.sources import find_here, find_source
 from envs.errors import DataError
-from envs.specifications import (
-    registered,
-)
+from envs.specifications import registered
 from envs.tasks import DEFAULT_LIMIT, Task
 from primal_dt.config import ModelConfig
 from primal_dt.data.names import split_names

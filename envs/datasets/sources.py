@@ -15,10 +15,7 @@ from envs.datasets import cache
 from envs.datasets.checks import EpisodeSource
 from envs.datasets.d4rl import D4rlFile, open_d4rl
 from envs.datasets.download import DownloadError, download
-from envs.datasets.minari import (
-    check_metadata,
-    open_minari,
-)
+from envs.datasets.minari import check_metadata, open_minari
 from envs.datasets.minari_folder import (
     dataset_lock,
     datasets_path,

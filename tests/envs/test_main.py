@@ -12,9 +12,7 @@ import pytest
 
 from envs.__main__ import main
 from envs.datasets.load import load_dataset
-from envs.datasets.minari_folder import (
-    minari_folder,
-)
+from envs.datasets.minari_folder import minari_folder
 from tests.conftest import file_size_limit
 from tests.envs.files import cut_off_arrays, d4rl_arrays, write_d4rl, write_small_minari
 

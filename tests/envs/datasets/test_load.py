@@ -17,9 +17,7 @@ import pytest
 from envs.behavior.recipes import Ingredient
 from envs.datasets import cache, sources
 from envs.datasets.load import load_dataset, reload_dataset
-from envs.datasets.minari_folder import (
-    minari_folder,
-)
+from envs.datasets.minari_folder import minari_folder
 from envs.datasets.names import KNOWN_NAMES
 from envs.datasets.part_tasks import DataOptions
 from envs.errors import DataError

@@ -18,15 +18,8 @@ from minari.data_collector import EpisodeBuffer
 from minari.namespace import list_local_namespaces
 
 from envs.datasets.checks import ActionCheck
-from envs.datasets.minari import (
-    open_minari,
-)
-from envs.datasets.minari_folder import (
-    datasets_path,
-    minari_folder,
-    restore_all,
-    staged,
-)
+from envs.datasets.minari import open_minari
+from envs.datasets.minari_folder import datasets_path, minari_folder, restore_all, staged
 from envs.datasets.sources import find_here
 from envs.errors import DataError
 from tests.envs.files import HOPPER_ACTIONS, NAME, read_minari, recorded_episodes, write_small_minari
