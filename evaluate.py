@@ -203,7 +203,7 @@ def save_videos(
     run: TrainedRun, evaluation: Evaluation, config: EvaluateConfig, *, mode: InferenceMode, device: torch.device
 ) -> None:
     """Save a video of the first episode at each target."""
-    policy = run.checkpoint.policy(device, mode=mode)
+    policy = run.checkpoint.policy(device, mode=mode, reproducible=True, past_end="error")
     for target in dict.fromkeys(episode.target for episode in evaluation.episodes):
         path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target_text(target)}.mp4"
         record_video(policy, task_of_evaluation(run, config), path, target=target, seed=config.seed)

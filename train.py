@@ -215,7 +215,9 @@ def roll_out(
     trainer: Trainer, dataset: Dataset, arena: Arena, pairs: Sequence[tuple[float | None, int]], request: StopRequest
 ) -> list[Episode]:
     """Evaluate the trainer's model: one episode for each target and seed. Raises if a stop is requested."""
-    policy = DecisionTransformerPolicy(trainer.model, dataset.normalizer, critic=trainer.critic)
+    policy = DecisionTransformerPolicy(
+        trainer.model, dataset.normalizer, reproducible=True, past_end="error", critic=trainer.critic
+    )
     return evaluate_episodes(policy, arena, pairs, callbacks=[StopCheck(request)])
 
 

@@ -134,7 +134,7 @@ def evaluate_run(
     missing = [pair for pair in pairs if cache.get(*pair) is None]
     if missing:
         evaluate_episodes(
-            run.checkpoint.policy(device, mode=mode),
+            run.checkpoint.policy(device, mode=mode, reproducible=True, past_end="error"),
             arena,
             missing,
             num_environments=plan.num_environments,

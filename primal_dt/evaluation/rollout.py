@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_dt.evaluation.vector import Environment, EnvironmentFailedError, Environments
+from primal_dt.policy.readings import BadReadingError
 
 __all__ = ["Environment", "Episode", "Policy", "RolloutError", "rollout"]
 
@@ -117,7 +118,12 @@ def _run(
     policy.reset(np.array([np.nan if target is None else target for target in targets], np.float64))
     predicted: list[float | None] = [None] * count
     while len(running):
-        actions = policy.act(observations)
+        try:
+            actions = policy.act(observations)
+        except BadReadingError as error:
+            raise RolloutError(
+                f"step {length} of the episode with seed {seeds[running[error.environment]]}: {error}"
+            ) from error
         if length == 0 and (first := getattr(policy, "predicted_returns", None)) is not None:
             predicted = list(first.tolist())
         running_seeds = [seeds[i] for i in running.tolist()]

@@ -111,9 +111,9 @@ class Inference(ABC):
         values = {"action": self.actions[rows], "return": returns, "state": states}
         if model.shape.conditioning == "max-return":  # the state first: its output predicts the return
             at_state = self._newest(rows, self._embed(values, last - 1), last - 1)  # (n, 1, D)
-            cap = model.return_cap[self.timestep]
+            cap = model.return_cap[self._time(0)]
             returns = (returns * model.return_head(at_state[:, 0])).clamp(max=cap)
-            token = model.embed_norm(model.embed_return(returns) + model.embed_timestep.weight[self.timestep])
+            token = model.embed_norm(model.embed_return(returns) + model.embed_timestep.weight[self._time(0)])
             x = self._newest(rows, token[:, None], last)
         else:
             x = self._newest(rows, self._embed(values, last), last)  # (n, 1, D)
@@ -121,12 +121,16 @@ class Inference(ABC):
 
     def _embed(self, values: Mapping[str, Tensor], end: int) -> Tensor:
         """The first ``end`` of the step's new tokens (n, M, D): one fewer at the first step, without a last action."""
-        model, t = self.model, self.timestep
+        model = self.model
         time = model.embed_timestep.weight
-        tokens = [model.embed(kind, values[kind]) + time[t] for kind in model.shape.kinds[: end - 1]]
-        if t:
-            tokens.insert(0, model.embed("action", values["action"]) + time[t - 1])
+        tokens = [model.embed(kind, values[kind]) + time[self._time(0)] for kind in model.shape.kinds[: end - 1]]
+        if self.timestep:
+            tokens.insert(0, model.embed("action", values["action"]) + time[self._time(1)])
         return model.embed_norm(torch.stack(tokens, dim=1))
+
+    def _time(self, age: int) -> int:
+        """The timestep ``age`` steps ago, at most the model's last."""
+        return min(self.timestep - age, self.model.shape.max_timesteps - 1)
 
     def _zeros(self, *entries: int) -> Tensor:
         return self.model.embed_norm.weight.new_zeros(self.num_rows, *entries)

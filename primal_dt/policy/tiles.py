@@ -30,13 +30,16 @@ class Tiles:
 
             Side effect of ``side_by_side``: threads that the program creates later have one torch thread each, unless
             they call ``torch.set_num_threads``.
+        most_threads: maximum number of threads for a tile that does not run side by side with others. If not given:
+            four for tiles of a fixed size, otherwise all.
     """
 
-    def __init__(self, size: int | None, *, side_by_side: bool = False) -> None:
+    def __init__(self, size: int | None, *, side_by_side: bool = False, most_threads: int | None = None) -> None:
         if size is not None and size < 1:
             raise ValueError(f"a tile must have at least 1 row, not {size}")
         self.size = size
         self._side_by_side = side_by_side
+        self._most_threads = MOST_THREADS if most_threads is None and size is not None else most_threads
         self._pool: ThreadPoolExecutor | None = None
 
     def whole(self, num_rows: int) -> int:
@@ -53,7 +56,7 @@ class Tiles:
 
         starts = range(0, num_rows, size)
         if not self._side_by_side:
-            with _at_most_threads(MOST_THREADS if self.size is not None else torch.get_num_threads()):
+            with _at_most_threads(self._most_threads or torch.get_num_threads()):
                 for first in starts:
                     infer(first)
             return

@@ -6,7 +6,7 @@ executes no code. It contains the model, the normalizer and the task, so that a 
     from primal_dt.training.checkpoint import load_checkpoint
 
     policy = load_checkpoint("runs/RUN").policy()
-    policy.reset([3600.0])  # then policy.act(observations), policy.observe(rewards)
+    policy.reset(3600.0)  # then policy.act(observation), policy.observe(reward)
 
 It also contains the state of the training. No random state is saved, because all randomness of update t is a function
 of the seed and t.
@@ -29,6 +29,7 @@ from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.policy.stepwise import OnBad, PastEnd
 from primal_dt.system.files import atomic_write, check_folder, check_regular, move, unused_name
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint_schema import FORMAT, check_archive, checked_content
@@ -74,15 +75,32 @@ class Checkpoint:
         return model.to(device).eval()
 
     def policy(
-        self, device: torch.device | str = "cpu", *, mode: InferenceMode = "window"
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        mode: InferenceMode = "window",
+        reproducible: bool = False,
+        on_bad: OnBad = "error",
+        past_end: PastEnd = "clamp",
     ) -> DecisionTransformerPolicy:
-        """Build a policy from the model."""
-        critic = None
-        if self.critic is not None:
-            critic = TwinCritic(self.shape)
-            _load_weights(critic, self.critic)
-            critic.to(device)
-        return DecisionTransformerPolicy(self.model(device), self.normalizer, mode=mode, critic=critic)
+        """Build a policy from the model. The options are those of :class:`DecisionTransformerPolicy`."""
+        return DecisionTransformerPolicy(
+            self.model(device),
+            self.normalizer,
+            mode=mode,
+            reproducible=reproducible,
+            on_bad=on_bad,
+            past_end=past_end,
+            critic=self.twin_critic(device),
+        )
+
+    def twin_critic(self, device: torch.device | str = "cpu") -> TwinCritic | None:
+        """Build the critics with their weights, in evaluation mode; None if the model has none."""
+        if self.critic is None:
+            return None
+        critic = TwinCritic(self.shape)
+        _load_weights(critic, self.critic)
+        return critic.to(device).eval()
 
 
 def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from primal_dt.evaluation.episode_cache import EpisodeCache
 from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
 from primal_dt.evaluation.score import evaluation_scalars, normalized, summarize, summary_table
 from primal_dt.evaluation.vector import Environments
+from primal_dt.policy.readings import BadReadingError
 from primal_dt.task import Reference
 
 
@@ -263,3 +264,18 @@ def test_summaries_have_means_and_d4rl_scores() -> None:
     table = summary_table([first, second])
     assert "1500 ± 500" in table
     assert "46.7 ± 15.4" in table
+
+
+class Refusing(TargetPolicy):
+    """Refuses the observation of the last environment in the second step."""
+
+    def act(self, observations: np.ndarray, /) -> np.ndarray:
+        if observations[-1, 1] == 1:
+            raise BadReadingError("observation", len(observations) - 1, 0, np.nan, "advice")
+        return super().act(observations)
+
+
+def test_a_refused_observation_names_the_episode() -> None:
+    """By its seed, also after another episode has ended."""
+    with pytest.raises(RolloutError, match="step 1 of the episode with seed 6: entry 0 of the observation"):
+        rollout(Refusing(), Countdown, targets=[1.0] * 3, seeds=[4, 5, 6])
