@@ -121,19 +121,23 @@ class CausalPrimalAttention(PrimalAttention):
         hidden, state = self._advance(x[:, None], seen[:, None], state, None)
         return hidden[:, 0], state
 
-    def advance(self, x: Tensor, state: PrimalState, *, positions: Positions = None) -> tuple[Tensor, PrimalState]:
+    def advance(
+        self, x: Tensor, state: PrimalState, valid: Tensor | None = None, *, positions: Positions = None
+    ) -> tuple[Tensor, PrimalState]:
         """Process M more tokens. The outputs equal those of :meth:`forward` at these tokens.
 
         Args:
-            x: (B, M, D), the next tokens of each sequence, all of them real.
+            x: (B, M, D), the next tokens of each sequence.
             state: from :meth:`initial_state` or the previous call.
+            valid: (B, M) bool, True for real tokens; None if all are real.
             positions: which of the M tokens to compute outputs for.
 
         Returns:
             The outputs (B, M, D), or fewer with ``positions``, and the new state.
         """
-        x = self._clear_padding(x, None, positions)
-        return self._advance(x, x.new_ones(x.shape[:2], dtype=torch.bool), state, positions)
+        x = self._clear_padding(x, valid, positions)
+        seen = x.new_ones(x.shape[:2], dtype=torch.bool) if valid is None else valid
+        return self._advance(x, seen, state, positions)
 
     def _advance(self, x: Tensor, seen: Tensor, state: PrimalState, positions: Positions) -> tuple[Tensor, PrimalState]:
         """Process tokens x (B, M, D), whose padding is cleared; seen (B, M) is True for real tokens."""

@@ -78,7 +78,7 @@ def _pool(x: Tensor, valid: Tensor | None, stride: int) -> Tensor:
     else:
         order = valid_order(valid)  # (B, L), valid tokens first
         counts = valid.gather(1, order).to(x.dtype)  # (B, L)
-        x = x.take_along_dim(order[:, None, :, None], 2) * counts[:, None, :, None]
+        x = x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])) * counts[:, None, :, None]
     runs = -(-L // stride)
     padding = runs * stride - L
     total = F.pad(x, (0, 0, 0, padding)).unflatten(2, (runs, stride)).sum(3)  # (B, H, G, .)

@@ -173,7 +173,8 @@ class BatchNormAttention(DualAttention):
         """(B, H, 1, P), the first valid key of each sequence."""
         if valid is None:
             return k[:, :, :1]
-        return k.take_along_dim(valid.to(torch.uint8).argmax(1)[:, None, None, None], 2)
+        first = valid.to(torch.uint8).argmax(1)[:, None, None, None]  # (B, 1, 1, 1)
+        return k.gather(2, first.expand(-1, k.shape[1], 1, k.shape[3]))
 
 
 def _mean(x: Tensor, real: Tensor, *, causal: bool) -> Tensor:

@@ -361,6 +361,14 @@ class DecisionTransformer(nn.Module):
         assert isinstance(self.action_space, BoxActions)
         return scaled + self.action_space.radius.log()
 
+    def step_actions(self, batch: Batch) -> Tensor:
+        """(B, K, A), the actions that a policy takes at each step of the windows."""
+        actions = self(batch).actions
+        if not isinstance(self.action_space, CategoricalActions):
+            return actions
+        parts = actions.split(self.action_space.categories, dim=-1)  # probabilities of the choices of each entry
+        return torch.stack([part.argmax(-1) for part in parts], dim=-1).to(actions.dtype)
+
     def actions_at(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., A), the actions that a policy takes."""
         return self.action_space.decode(self.head(self.final_norm(x)))

@@ -1,0 +1,240 @@
+"""Exported policies take the actions of the policy in torch, and run without torch."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from primal_dt.data.normalizer import Normalizer
+from primal_dt.model.critic import TwinCritic
+from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelShape
+from primal_dt.policy.export import NOT_IN_ONNX, StreamingStep, export_policy, make_step
+from primal_dt.policy.inference import InferenceMode
+from primal_dt.policy.onnx_runner import FORMAT, KEY, STATE, OnnxPolicy
+from primal_dt.policy.policy import DecisionTransformerPolicy
+from tests.conftest import SHAPE as SMALL_SHAPE
+from tests.model.small import random_model
+
+SHAPE = replace(SMALL_SHAPE, max_timesteps=14)
+UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
+CHOICES: dict[str, Any] = {"action_low": (), "action_high": (), "categories": (3, 2)}
+MODES = pytest.mark.parametrize("mode", ["window", "streaming"])
+
+
+class EagerSession:
+    """Runs the function of a policy in torch, with the interface of an onnxruntime session."""
+
+    def __init__(self, model: DecisionTransformer, critic: TwinCritic | None, mode: InferenceMode) -> None:
+        self.step = make_step(model, UNITS, critic, mode)
+        limits, example = asdict(self.step.limits), self.step.example(2)
+        metadata = {"format": FORMAT, "mode": mode, "context": model.shape.context, "limits": limits, "about": {}}
+        self.metadata = metadata | {"predicts_returns": model.shape.conditioning == "max-return"}
+        self.states = [f"{STATE}{i}" for i in range(len(example.pop("state", ())))]
+        inputs = example | dict(zip(self.states, self.step.example(2).get("state", ()), strict=True))
+        self.inputs = [SimpleNamespace(name=name, shape=["batch", *value.shape[1:]]) for name, value in inputs.items()]
+
+    def get_modelmeta(self) -> Any:
+        return SimpleNamespace(custom_metadata_map={KEY: json.dumps(self.metadata)})
+
+    def get_inputs(self) -> list[Any]:
+        return self.inputs
+
+    def get_outputs(self) -> list[Any]:
+        names = ["action", "followed_return", "returns", *(f"next_{name}" for name in self.states)]
+        return [SimpleNamespace(name=name) for name in names]
+
+    @torch.inference_mode()
+    def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        values: dict[str, Any] = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
+        state = [values.pop(name) for name in self.states]
+        if isinstance(self.step, StreamingStep):
+            *results, after = self.step(**values, state=state)
+            return [result.numpy() for result in (*results, *after)]
+        return [result.numpy() for result in self.step(**values)]
+
+
+def play_both(exported: OnnxPolicy, policy: DecisionTransformerPolicy, count: int, steps: int = 12) -> float:
+    """The largest difference of actions and predicted returns, each policy with its own history.
+
+    Executed actions differ from the chosen ones in some steps, and one environment ends early.
+    """
+    random, largest = np.random.default_rng(0), 0.0
+    is_box = not policy.limits.categories
+    for one in (exported, policy):
+        one.reset(np.linspace(50, 300, count))
+    for step in range(steps):
+        observations = random.normal(size=(len(policy.left), 3))
+        actions, expected = exported.act(observations), policy.act(observations)
+        assert actions.shape == expected.shape
+        assert actions.dtype == expected.dtype
+        largest = max(largest, np.abs(actions - expected).max())
+        if policy.predicted_returns is not None:
+            assert exported.predicted_returns is not None
+            largest = max(largest, np.abs(exported.predicted_returns - policy.predicted_returns).max() / 100)
+        executed = random.uniform(-1, 1, size=actions.shape) if step % 3 == 0 and is_box else None
+        for one in (exported, policy):
+            one.observe(np.full(len(policy.left), 7.5 * step), executed)
+        if step == 7 and count > 1:
+            for one in (exported, policy):
+                one.keep(np.arange(count) != 1)
+    return largest
+
+
+@MODES
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "softmax"},
+        {"attention": "primalformer"},
+        {"attention": "primalformer", "num_layers": 1, "scores": "e"},
+        {"conditioning": "none"},
+        {"conditioning": "max-return"},
+        {"context": 2},
+        {"action_loss": "gaussian"},
+        CHOICES,
+        CHOICES | {"conditioning": "max-return"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_critic", [False, True])
+def test_the_exported_function_is_the_policy(
+    changes: dict[str, Any], count: int, mode: InferenceMode, has_critic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model(replace(SHAPE, **changes), 0.2)
+    torch.manual_seed(0)
+    critic = TwinCritic(model.shape).eval() if has_critic else None
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: EagerSession(model, critic, mode))
+    exported = OnnxPolicy(__file__)
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+    assert play_both(exported, policy, count) < 1e-5
+
+
+def test_the_exported_function_past_the_last_timestep(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(replace(SHAPE, max_timesteps=5, conditioning="max-return"), 0.2)
+    for mode in ("window", "streaming"):
+        session = EagerSession(model, None, mode)  # type: ignore[arg-type]
+        monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, session=session, **__: session)
+        policy = DecisionTransformerPolicy(model, UNITS, mode=mode)  # type: ignore[arg-type]
+        with pytest.warns(UserWarning, match="step 5 is past the model's last timestep"):
+            assert play_both(OnnxPolicy(__file__), policy, 2) < 1e-5
+
+
+def save(path: Path, shape: ModelShape, mode: InferenceMode, *, has_critic: bool = False) -> DecisionTransformerPolicy:
+    model = random_model(shape, 0.2)
+    torch.manual_seed(0)
+    critic = TwinCritic(shape).eval() if has_critic else None
+    export_policy(path, model, UNITS, critic=critic, mode=mode, about={"license": "MIT", "targets": [3600.0]})
+    return DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "changes", "has_critic"),
+    [
+        ("window", {"conditioning": "max-return"}, True),
+        ("streaming", {"conditioning": "max-return"}, True),
+        ("streaming", CHOICES, False),
+        ("streaming", {"attention": "primalformer"}, False),
+        *(("window", {"attention": stack}, False) for stack in ATTENTION_STACKS if stack not in NOT_IN_ONNX),
+    ],
+    ids=str,
+)
+def test_a_file_takes_the_actions_of_the_policy(
+    mode: InferenceMode, changes: dict[str, Any], has_critic: bool, tmp_path: Path
+) -> None:
+    policy = save(tmp_path / "policy.onnx", replace(SHAPE, **changes), mode, has_critic=has_critic)
+    exported = OnnxPolicy(tmp_path / "policy.onnx")
+    # Attention-BN divides by the variance of the keys, which is nearly zero in short prefixes and magnifies rounding.
+    tolerance = 1e-4 if policy.model.shape.attention == "attention_bn" else 1e-5
+    for count in (1, 3):
+        assert play_both(exported, policy, count) < tolerance
+    assert exported.about == {"license": "MIT", "targets": [3600.0]}
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # an import of torch is an ImportError
+import numpy as np
+from primal_dt.policy.onnx_runner import OnnxPolicy
+policy = OnnxPolicy(sys.argv[1])
+policy.reset(120.0)
+for step in range(6):
+    print(*policy.act(np.full(3, 0.1 * step)))
+    policy.observe(1.0)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_runs_without_torch(tmp_path: Path) -> None:
+    policy = save(tmp_path / "policy.onnx", SHAPE, "streaming")
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "policy.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    policy.reset(120.0)
+    for step, line in enumerate(done.stdout.splitlines(), 0):
+        np.testing.assert_allclose(np.fromstring(line, sep=" "), policy.act(np.full(3, 0.1 * step)), atol=1e-5)
+        policy.observe(1.0)
+    assert policy.timestep == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [("window", {}), ("streaming", {}), ("window", {"feature_map": "exponential"})]
+    + [("window", {"attention": kind}) for kind in NOT_IN_ONNX],
+)
+def test_a_file_of_torch_export_computes_the_same(mode: InferenceMode, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = random_model(replace(SHAPE, **changes), 0.2)
+    export_policy(tmp_path / "policy.pt2", model, UNITS, mode=mode, format="torch", about={})
+    step, files = make_step(model, UNITS, None, mode), {f"{KEY}.json": ""}
+    loaded = torch.export.load(tmp_path / "policy.pt2", extra_files=files).module()
+    inputs = step.example(5)
+    inputs["observations" if mode == "window" else "observation"].normal_()
+    torch.testing.assert_close(loaded(**inputs), step(**inputs))
+    assert json.loads(files[f"{KEY}.json"])["mode"] == mode
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "kind", "message"),
+    [
+        ({"attention": "reformer"}, "window", "onnx", "reformer cannot be exported to ONNX: it sorts tokens"),
+        ({"attention": "linear"}, "streaming", "onnx", "mode streaming supports only softmax and primal"),
+        ({"feature_map": "exponential"}, "window", "onnx", "exponential map cannot be exported to ONNX"),
+        ({"context": 1}, "streaming", "onnx", "a context of 1 step has nothing to stream"),
+        ({}, "window", "pickle", "format must be onnx or torch, not 'pickle'"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    changes: dict[str, Any], mode: InferenceMode, kind: Any, message: str, tmp_path: Path
+) -> None:
+    model = random_model(replace(SHAPE, **changes), 0.2)
+    with pytest.raises(ValueError, match=message):
+        export_policy(tmp_path / "policy", model, UNITS, mode=mode, format=kind, about={})
+    assert not list(tmp_path.iterdir())
+
+
+def test_foreign_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no exported policy"):
+        OnnxPolicy(tmp_path / "policy.onnx")
+    (tmp_path / "policy.onnx").write_bytes(b"not a graph")
+    with pytest.raises(ValueError, match="is not an ONNX file"):
+        OnnxPolicy(tmp_path / "policy.onnx")
+    session = EagerSession(random_model(SHAPE, 0.2), None, "window")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
+    session.metadata["format"] = FORMAT + 1
+    with pytest.raises(ValueError, match="is of another version of this package"):
+        OnnxPolicy(tmp_path / "policy.onnx")
+    monkeypatch.setattr(session, "get_modelmeta", lambda: SimpleNamespace(custom_metadata_map={}))
+    with pytest.raises(ValueError, match=r"is not a policy that export\.py has written"):
+        OnnxPolicy(tmp_path / "policy.onnx")
+    with pytest.raises(ValueError, match=r"threads \(0\) must be at least 1"):
+        OnnxPolicy(tmp_path / "policy.onnx", threads=0)
