@@ -5,8 +5,11 @@ timed alternately, ten steps of all environments at a time, after their context 
 
 The row "plain loop" is the usual way to evaluate a Decision Transformer: one environment, and at each step a forward
 pass of the whole model on the last K steps, with all threads. Rows "environments alone" step the environments with
-fixed random actions. Rows "without tiles" show the cost of results that do not depend on the number of parallel
-environments.
+fixed random actions. Rows "reproducible" have results that do not depend on the number of parallel environments, as
+``evaluate.py`` has them.
+
+Then the policies alone, with one environment: in torch and exported, and as the context grows
+(:mod:`benchmarks.policy_alone`). Needs the extra ``export``.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +24,21 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.measure import Timing, time_interleaved
+from benchmarks.policy_alone import (
+    PLAIN,
+    STACKS,
+    STEPS_PER_CALL,
+    PlainPolicy,
+    alone_table,
+    context_table,
+    time_alone,
+    time_contexts,
+)
+from benchmarks.policy_alone import verdicts as verdicts_alone
 from benchmarks.program import run_program, save_report
 from envs.make import make_environment
 from envs.tasks import task_of
 from primal_dt.data.normalizer import Normalizer
-from primal_dt.data.sampler import Batch
 from primal_dt.evaluation.evaluate import choose_workers
 from primal_dt.evaluation.rollout import Policy
 from primal_dt.evaluation.vector import Environments
@@ -35,8 +48,6 @@ from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.system.table import format_table
 
 TASK = task_of("HalfCheetah-v5")
-PLAIN = "plain loop, 1 environment"
-STEPS_PER_CALL = 10
 BARS = {"window": 3.5, "streaming": 15.0}
 
 
@@ -48,6 +59,8 @@ class Config:
     """Numbers of parallel environments."""
     context: int = 20
     """Context length K in environment steps."""
+    contexts: tuple[int, ...] = (20, 100, 300, 1000)
+    """Context lengths for the comparison of a cache with running sums. Empty: leave it out."""
     width: int = 128
     """Model width D."""
     attention: str = "primal-plus"
@@ -56,51 +69,6 @@ class Config:
     """Seconds to time each rollout."""
     out: Path = Path("runs/benchmarks")
     """Folder for rollout.json."""
-
-
-class PlainPolicy:
-    """A policy for one environment that runs the whole model on the last K steps at each step.
-
-    The window is padded on the right, as in training.
-    """
-
-    def __init__(self, model: DecisionTransformer, normalizer: Normalizer) -> None:
-        self.model = model.eval()
-        self.normalizer = normalizer
-
-    def reset(self, targets: NDArray[np.float64], /) -> None:
-        """Start an episode."""
-        assert len(targets) == 1
-        self._left = float(targets[0])
-        self._states: list[NDArray[np.float32]] = []
-        self._actions: list[NDArray[np.float32]] = []
-        self._returns: list[float] = []
-
-    @torch.inference_mode()
-    def act(self, observations: NDArray[np.floating], /) -> NDArray[np.floating]:
-        """Choose the action: (1, S) -> (1, A)."""
-        shape, K = self.model.shape, self.model.shape.context
-        self._states.append(self.normalizer.states(observations[0]))
-        self._returns.append(self._left / self.normalizer.return_scale)
-        self._actions.append(np.zeros(shape.action_width, np.float32))
-        count, first = min(K, len(self._states)), max(0, len(self._states) - K)
-        states, actions = torch.zeros(1, K, shape.state_width), torch.zeros(1, K, shape.action_width)
-        returns, timesteps = torch.zeros(1, K, 1), torch.zeros(1, K, dtype=torch.int64)
-        states[0, :count] = torch.from_numpy(np.stack(self._states[first:]))
-        actions[0, :count] = torch.from_numpy(np.stack(self._actions[first:]))
-        returns[0, :count, 0] = torch.tensor(self._returns[first:])
-        timesteps[0, :count] = torch.arange(first, first + count)
-        valid = torch.arange(K)[None] < count
-        action = self.model(Batch(states, actions, returns, timesteps, valid)).actions[0, count - 1]
-        self._actions[-1] = action.numpy()
-        return self._actions[-1][None]
-
-    def observe(self, rewards: NDArray[np.float64], /) -> None:
-        """Subtract the reward of the last action from the return-to-go."""
-        self._left -= float(rewards[0])
-
-    def keep(self, rows: NDArray[np.bool_], /) -> None:
-        """Do nothing: there is only one environment."""
 
 
 class Session:
@@ -139,27 +107,32 @@ class Session:
             self.step()
 
 
-def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Callable[[], None]]]:
-    """Make the rollouts to time: name, number of environments, and a function that runs some steps."""
-    torch.manual_seed(0)
+def model_shape(config: Config, attention: str, context: int, *, max_timesteps: int = 1000) -> ModelShape:
+    """The shape of a model for the task."""
     environment = TASK.environment
-    shape = ModelShape(
+    bounds = (1.0,) * environment.action_width
+    return ModelShape(
         environment.state_width,
-        (-1.0,) * environment.action_width,
-        (1.0,) * environment.action_width,
-        attention=config.attention,
+        tuple(-bound for bound in bounds),
+        bounds,
+        attention=attention,
         width=config.width,
-        context=config.context,
+        context=context,
+        max_timesteps=max_timesteps,
     )
-    model = DecisionTransformer(shape)
-    units = Normalizer(np.zeros(shape.state_width, np.float32), np.ones(shape.state_width, np.float32), 1000.0)
+
+
+def sessions(
+    config: Config, model: DecisionTransformer, units: Normalizer, stack: ExitStack
+) -> Iterator[tuple[str, int, Callable[[], None]]]:
+    """Make the rollouts to time: name, number of environments, and a function that runs some steps."""
 
     def session(policy: Policy | None, count: int, *, workers: int | None = None) -> Callable[[], None]:
         workers = choose_workers(count) if workers is None else workers
         made = Environments(partial(make_environment, TASK), count, num_workers=workers)
         return Session(policy, stack.enter_context(made), warm_up=0 if policy is None else config.context).steps
 
-    yield PLAIN, 1, session(PlainPolicy(model, units), 1)
+    yield f"{PLAIN}, 1", 1, session(PlainPolicy(model, units), 1)
     for count in config.envs:
         yield f"environments alone, {count}", count, session(None, count)
         if choose_workers(count):  # shows whether worker processes pay off
@@ -167,16 +140,15 @@ def sessions(config: Config, stack: ExitStack) -> Iterator[tuple[str, int, Calla
         modes: tuple[InferenceMode, ...] = ("window", "streaming")
         for mode in modes:
             yield f"{mode}, {count}", count, session(DecisionTransformerPolicy(model, units, mode=mode), count)
-    # The cost of results that do not depend on the number of environments: the same without tiles, with all threads.
     for mode in modes:
         for count in (config.envs[0], config.envs[-1]):
-            policy = DecisionTransformerPolicy(model, units, mode=mode, reproducible=False)
-            yield f"{mode}, {count}, without tiles", count, session(policy, count)
+            policy = DecisionTransformerPolicy(model, units, mode=mode, reproducible=True)
+            yield f"{mode}, {count}, reproducible", count, session(policy, count)
 
 
 def table(timings: dict[str, tuple[int, Timing]]) -> str:
     """Table of steps per second, and of the speed relative to the plain loop."""
-    plain = STEPS_PER_CALL / timings[PLAIN][1].median
+    plain = STEPS_PER_CALL / timings[f"{PLAIN}, 1"][1].median
     rows = []
     for name, (count, timing) in timings.items():
         steps = count * STEPS_PER_CALL
@@ -188,18 +160,22 @@ def table(timings: dict[str, tuple[int, Timing]]) -> str:
 
 def verdicts(timings: dict[str, tuple[int, Timing]]) -> Iterator[str]:
     """Compare both inference modes with their bars, at the last number of environments."""
-    plain = timings[PLAIN][1].median
+    plain = timings[f"{PLAIN}, 1"][1].median
     for mode, bar in BARS.items():
-        last = [name for name in timings if name.startswith(f"{mode}, ") and "without" not in name][-1]
+        last = [name for name in timings if name.startswith(f"{mode}, ") and "reproducible" not in name][-1]
         count, timing = timings[last]
         times = count * plain / timing.median
         yield f"[{'met' if times >= bar else 'MISSED'}] {last}: {times:.2f} times the plain loop (bar {bar:g})"
 
 
 def main(config: Config) -> None:
-    """Time all rollouts alternately, print, save."""
+    """Time all rollouts alternately, then the policies alone; print, save."""
+    torch.manual_seed(0)
+    shape = model_shape(config, config.attention, config.context)
+    model, width = DecisionTransformer(shape), shape.state_width
+    units = Normalizer(np.zeros(width, np.float32), np.ones(width, np.float32), 1000.0)
     with ExitStack() as stack:
-        made = {name: (count, step) for name, count, step in sessions(config, stack)}
+        made = {name: (count, step) for name, count, step in sessions(config, model, units, stack)}
         with tqdm(desc="steps", unit=" calls", leave=False, disable=None) as bar:
             seen = time_interleaved(
                 {name: step for name, (_, step) in made.items()},
@@ -208,11 +184,26 @@ def main(config: Config) -> None:
                 on_call=lambda name: bar.update(),
             )
     timings = {name: (made[name][0], timing) for name, timing in seen.items()}
-    shape = f"{TASK.env_id}, {config.attention}, width {config.width}, 3 layers, K {config.context}:"
-    report = "\n\n".join([shape, table(timings), "\n".join(f"* {line}" for line in verdicts(timings))])
+    alone = time_alone(model, units, seconds=config.seconds)
+    shapes = [
+        model_shape(config, attention, context, max_timesteps=max(1000, 2 * context))
+        for attention in STACKS
+        for context in config.contexts
+    ]
+    by_context = time_contexts(shapes, units, seconds=config.seconds)
+    lines = "\n".join(f"* {line}" for line in (*verdicts(timings), *verdicts_alone(alone)))
+    title = f"{TASK.env_id}, {config.attention}, width {config.width}, 3 layers, K {config.context}:"
+    parts = [title, table(timings), alone_table(alone), context_table(by_context) if shapes else "", lines]
+    report = "\n\n".join(filter(None, parts))
     print(report)
-    content = {name: {"environments": count, **asdict(timing)} for name, (count, timing) in timings.items()}
-    save_report(config.out / "rollout.json", report, {"timings": content})
+    content = {
+        "timings": {name: {"environments": count, **asdict(timing)} for name, (count, timing) in timings.items()},
+        "alone": {name: asdict(timing) for name, timing in alone.items()},
+        "contexts": {
+            name: {str(context): asdict(timing) for context, timing in row.items()} for name, row in by_context.items()
+        },
+    }
+    save_report(config.out / "rollout.json", report, content)
     print(f"\nSaved rollout.json in {config.out}")
 
 

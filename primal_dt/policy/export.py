@@ -20,13 +20,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
+from primal_dt.attention import PrimalState
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.data.sampler import Batch
 from primal_dt.model.critic import TwinCritic
-from primal_dt.model.transformer import Block, DecisionTransformer
+from primal_dt.model.transformer import DecisionTransformer
+from primal_dt.policy.folded import FoldedBlock, FoldedSoftmax, fold_blocks
 from primal_dt.policy.inference import LAST, InferenceMode, require_mode
-from primal_dt.policy.onnx_runner import FORMAT, KEY, STATE
+from primal_dt.policy.onnx_runner import ENTERING, FORMAT, KEY, LEAVING, STATE
 from primal_dt.policy.policy import limits_of
 from primal_dt.system.files import atomic_write
 
@@ -56,7 +57,8 @@ def require_export(model: DecisionTransformer, mode: InferenceMode, kind: Export
             raise ValueError(f"{layer} cannot be exported to ONNX: {NOT_IN_ONNX[layer]}. Use the format torch")
     if kind == "onnx" and "primal" in shape.layer_kinds and shape.feature_map != "cosine":
         raise ValueError(
-            f"the {shape.feature_map} map cannot be exported to ONNX, which has no cumulative log-sum-exp. Use the format torch"
+            f"the {shape.feature_map} map cannot be exported to ONNX, which has no cumulative log-sum-exp. "
+            "Use the format torch"
         )
     if mode == "streaming" and shape.context == 1:
         raise ValueError("a context of 1 step has nothing to stream: use mode window")
@@ -88,7 +90,8 @@ class PolicyStep(nn.Module):
 
     def states(self, observations: Tensor) -> Tensor:
         """Raw observations (E, ..., S) -> standardized, repeated for each candidate (N, ..., S)."""
-        return ((observations - self.state_mean) / self.state_std).repeat_interleave(len(self.candidates), dim=0)
+        states = (observations - self.state_mean) / self.state_std
+        return states.repeat_interleave(len(self.candidates), dim=0) if len(self.candidates) > 1 else states
 
     def time(self, timesteps: Tensor) -> Tensor:
         """Timesteps that the model knows."""
@@ -105,7 +108,7 @@ class PolicyStep(nn.Module):
         Returns the actions (E, A), the returns that they follow (E,), and all that were followed (E, C), in raw units.
         """
         C = len(self.candidates)
-        returns = (followed * self.return_scale).unflatten(0, (-1, C))[..., 0]  # (E, C)
+        returns = (followed * self.return_scale).view(-1, C)  # (E, C)
         if self.critic is None:
             return actions, returns[:, 0], returns
         values = self.critic.least(states, self.model.action_space.encode(actions)).unflatten(0, (-1, C))  # (E, C)
@@ -169,18 +172,25 @@ class WindowStep(PolicyStep):
 class StreamingStep(PolicyStep):
     """The newest step and the state of earlier ones -> the action and the new state. Each token is computed once.
 
-    The same function as :class:`~primal_dt.policy.inference.StreamingInference`. The tokens of the window lie in order,
-    the newest last, so a step moves them by T places. A softmax layer has keys and values of the window in its state;
-    a primal layer has their sum, and the tokens themselves to subtract those that leave.
+    The same function as :class:`~primal_dt.policy.inference.StreamingInference`. A softmax layer has keys and values of
+    the window in its state, the newest last, so a step moves them by T places. A primal layer has the sum over the
+    window: it takes the T tokens that leave the window and returns the T tokens that enter it, so its cost does not
+    depend on K. The caller stores them meanwhile.
     """
 
     def __init__(self, model: DecisionTransformer, normalizer: Normalizer, critic: TwinCritic | None = None) -> None:
         super().__init__(model, normalizer, critic)
-        self.blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self.blocks = nn.ModuleList(fold_blocks(model.blocks))
 
     def forward(
-        self, observation: Tensor, last_action: Tensor, return_to_go: Tensor, timestep: Tensor, state: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        self,
+        observation: Tensor,
+        last_action: Tensor,
+        return_to_go: Tensor,
+        timestep: Tensor,
+        state: list[Tensor],
+        leaving: list[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
         """Compute the actions of the newest step.
 
         Args:
@@ -188,17 +198,21 @@ class StreamingStep(PolicyStep):
             last_action: (E, A), the actions of the step before; ignored at timestep 0.
             return_to_go: (E, C); ignored if the model predicts returns.
             timestep: (), that of this step.
-            state: (E, C, ...) each, zero at timestep 0.
+            state: (N, ...) each, zero at timestep 0: for each softmax layer keys and values (N, H, W, P), for each
+                primal layer the sum of its tokens (N, D).
+            leaving: (N, T, D) for each primal layer. Count the tokens that enter it from 0: at step t those are number
+                Tt to Tt + T - 1, and those that leave number T(t - K) + 1 to T(t - K) + T, zero before step K.
 
         Returns:
-            Actions (E, A), the returns that they follow (E,), the returns of all candidates (E, C), and the new state.
+            Actions (E, A), the returns that they follow (E,), the returns of all candidates (E, C), the new state, and
+            the entering tokens (N, T, D) of each primal layer.
         """
         T, C = self.shape.tokens_per_step, len(self.candidates)
-        memories = [memory.flatten(0, 1) for memory in state]
-        self._drop_oldest(memories)
+        of_layers, tokens = iter(state), iter(leaving)
+        memories = [_Memory(block, of_layers, tokens, T) for block in self.blocks if isinstance(block, FoldedBlock)]
         states = self.states(observation)  # (N, S)
         values = {
-            "action": last_action.repeat_interleave(C, dim=0),
+            "action": last_action.repeat_interleave(C, dim=0) if C > 1 else last_action,
             "return": (return_to_go / self.return_scale).reshape(-1, 1),
             "state": states,
         }
@@ -211,7 +225,9 @@ class StreamingStep(PolicyStep):
         else:
             x = self._newest(self._tokens(kinds, values, timestep), 0, timestep, memories)
         action, followed, returns = self.best(states, self.model.actions_at(x), values["return"])
-        return action, followed, returns, [memory.unflatten(0, (-1, C)) for memory in memories]
+        after = [part for memory in memories for part in memory.state]
+        entering = [torch.cat(memory.entering, 1) for memory in memories if memory.entering]
+        return action, followed, returns, after, entering
 
     def _tokens(self, kinds: tuple[str, ...], values: Mapping[str, Tensor], timestep: Tensor) -> Tensor:
         """Embed new tokens: (N, M, D). The first action, which does not exist, is any finite token."""
@@ -221,18 +237,7 @@ class StreamingStep(PolicyStep):
             tokens.append(model.embed(kind, values[kind]) + time)
         return model.embed_norm(torch.stack(tokens, dim=1))
 
-    def _drop_oldest(self, memories: list[Tensor]) -> None:
-        """Remove the T tokens of the oldest step from the window, in place in the list."""
-        T, i = self.shape.tokens_per_step, 0
-        for block in self.blocks:
-            if isinstance(block.attention, SoftmaxAttention):
-                memories[i], memories[i + 1] = memories[i][:, :, T:], memories[i + 1][:, :, T:]
-            else:
-                total, ring = memories[i], memories[i + 1]
-                memories[i], memories[i + 1] = total - ring[:, :T].sum(1), ring[:, T:]
-            i += 2
-
-    def _newest(self, x: Tensor, first: int, timestep: Tensor, memories: list[Tensor]) -> Tensor:
+    def _newest(self, x: Tensor, first: int, timestep: Tensor, memories: "list[_Memory]") -> Tensor:
         """New tokens (N, M, D), from number ``first`` of the step -> the last block's output at the newest (N, D)."""
         T, K = self.shape.tokens_per_step, self.shape.context
         W, M = T * K - 1, x.shape[1]
@@ -243,47 +248,72 @@ class StreamingStep(PolicyStep):
         # A token sees the real tokens up to its own. The one that is not real, the first action, sees only itself.
         seen = ((place >= W - T - kept + is_first) & (place <= own)) | (place == own)
         is_real = (own[:, 0] > W - T) | (timestep > 0)  # (M,)
-        i = 0
-        for number, block in enumerate(self.blocks):
-            positions = LAST if number == len(self.blocks) - 1 else None
-            normed, layer = block.attention_norm(x), block.attention
-            if isinstance(layer, SoftmaxAttention):
-                q, k, v = layer.project(normed)
-                memories[i], memories[i + 1] = torch.cat((memories[i], k), 2), torch.cat((memories[i + 1], v), 2)
-                if positions is not None:
-                    q, x = q[:, :, LAST], x[:, LAST]
-                hidden = layer.attend(q, memories[i], memories[i + 1], seen=seen[-q.shape[2] :])
-            else:
-                assert isinstance(layer, CausalPrimalAttention), type(layer)
-                before = kept + first - is_first * min(first, 1)
-                count = before.expand(x.shape[0])
-                real = is_real.expand(x.shape[0], M)
-                hidden, new = layer.advance(normed, PrimalState(memories[i], count, None), real, positions=positions)
-                memories[i] = new.total
-                memories[i + 1] = torch.cat((memories[i + 1], normed.masked_fill(~real[..., None], 0.0)), 1)
-                if positions is not None:
-                    x = x[:, LAST]
-            x = block.finish(x, hidden)
-            i += 2
+        before = kept + first - is_first * min(first, 1)  # real tokens before the new ones
+        for memory in memories:
+            positions = LAST if memory is memories[-1] else None
+            hidden = memory.attend(memory.block.attention_norm(x), seen, is_real, before, positions)
+            x = memory.block.finish(x if positions is None else x[:, LAST], hidden)
         return x[:, -1]
 
     def example(self, count: int) -> dict[str, Any]:
         """Inputs of ``count`` environments at timestep 0, by name."""
         shape, C = self.shape, len(self.candidates)
-        W, state = shape.tokens_per_step * shape.context - 1, []
-        for block in self.blocks:
-            if isinstance(block.attention, SoftmaxAttention):
-                ring = (count, C, shape.num_heads, W, shape.width // shape.num_heads)
-                state += [torch.zeros(ring), torch.zeros(ring)]
+        N, W, state, leaving = count * C, shape.tokens_per_step * shape.context - 1, [], []
+        for kind in shape.layer_kinds:
+            if kind == "softmax":
+                state += [torch.zeros(N, shape.num_heads, W, shape.width // shape.num_heads) for _ in range(2)]
             else:
-                state += [torch.zeros(count, C, shape.width), torch.zeros(count, C, W, shape.width)]
+                state.append(torch.zeros(N, shape.width))
+                leaving.append(torch.zeros(N, shape.tokens_per_step, shape.width))
         return {
             "observation": torch.zeros(count, shape.state_width),
             "last_action": torch.zeros(count, shape.action_width),
             "return_to_go": torch.zeros(count, C),
             "timestep": torch.tensor(0),
             "state": state,
+            "leaving": leaving,
         }
+
+
+class _Memory:
+    """A block, and what its layer knows of the tokens that stay in the window."""
+
+    def __init__(
+        self, block: FoldedBlock, state: Iterator[Tensor], leaving: Iterator[Tensor], num_leaving: int
+    ) -> None:
+        self.block = block
+        self.state: list[Tensor]
+        """Keys and values (N, H, places, P), or the sum of the tokens (N, D)."""
+        self.entering: list[Tensor] = []
+        """The tokens (N, M, D) that a primal layer has seen in this step, in parts."""
+        if isinstance(block.attention, FoldedSoftmax):
+            self.state = [next(state)[:, :, num_leaving:], next(state)[:, :, num_leaving:]]
+        else:
+            self.state = [next(state) - next(leaving).sum(1)]
+
+    def attend(self, x: Tensor, seen: Tensor, is_real: Tensor, before: Tensor, positions: slice | None) -> Tensor:
+        """New tokens (N, M, D), normalized -> the layer's output at all of them or the last (N, M, D).
+
+        Args:
+            x: the tokens.
+            seen: (M, places) bool, the places that each token attends to.
+            is_real: (M,) bool, False for the first action.
+            before: (), the number of real tokens before these in the window.
+            positions: None or the last.
+        """
+        layer = self.block.attention
+        if isinstance(layer, FoldedSoftmax):
+            q, k, v = layer.project(x)
+            keys, values = self.state = [torch.cat(pair, 2) for pair in zip(self.state, (k, v), strict=True)]
+            if positions is not None:
+                q, seen = q[:, :, positions], seen[positions]
+            return layer.attend(q, keys, values, seen=seen)
+        x = x * is_real[:, None]
+        self.entering.append(x)
+        past = PrimalState(self.state[0], before.reshape(1), None)
+        hidden, after = layer.advance(x, past, is_real[None], positions=positions)
+        self.state = [after.total]
+        return hidden
 
 
 def make_step(
@@ -326,8 +356,9 @@ def export_policy(
     metadata |= {"about": dict(about)}
     example = step.example(2)  # torch would take a batch of 1 for a constant
     batch = torch.export.Dim("batch")
+    rows = len(step.limits.candidates) * batch if len(step.limits.candidates) > 1 else batch
     shapes = {
-        name: [{0: batch} for _ in value] if isinstance(value, list) else {0: batch} if value.dim() else {}
+        name: [{0: rows} for _ in value] if isinstance(value, list) else {0: batch} if value.dim() else {}
         for name, value in example.items()
     }
     with torch.no_grad():
@@ -357,13 +388,16 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _onnx_bytes(program: Any, example: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
-    states = [f"{STATE}{i}" for i in range(len(example.get("state", ())))]
-    names = [name for name in example if name != "state"] + states
+    states, leaving, entering = (
+        [f"{name}{i}" for i in range(len(example.get(key, ())))]
+        for name, key in ((STATE, "state"), (LEAVING, "leaving"), (ENTERING, "leaving"))
+    )
+    names = [name for name, value in example.items() if isinstance(value, Tensor)] + states + leaving
     with _quiet_exporter():
         exported = torch.onnx.export(
             program,
             input_names=names,
-            output_names=["action", "followed_return", "returns", *(f"next_{name}" for name in states)],
+            output_names=["action", "followed_return", "returns", *(f"next_{name}" for name in states), *entering],
             opset_version=OPSET,
             dynamo=True,
             optimize=True,

@@ -9,7 +9,7 @@ S state, A action, H heads, P = D / H.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
 from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
+from primal_dt.policy.folded import FoldedBlock, FoldedPrimal, FoldedSoftmax
 from primal_dt.policy.tiles import Tiles
 
 __all__ = [
@@ -53,12 +54,23 @@ def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
         raise ValueError(f"mode streaming supports only the cosine map, not {shape.feature_map}: use mode window")
 
 
-def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
-    """Build inference in mode ``window`` (exact) or ``streaming`` (computes each token once)."""
+def make_inference(
+    mode: InferenceMode, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock] | None = None
+) -> "Inference":
+    """Build inference in mode ``window`` (exact) or ``streaming`` (computes each token once).
+
+    Args:
+        mode: the mode.
+        model: the model, in evaluation mode.
+        num_rows: N, the number of episodes.
+        blocks: the model's blocks in the form to use; None for the model's own.
+    """
     require_mode(mode, model.shape)
+    if blocks is None:
+        blocks = [block for block in model.blocks if isinstance(block, Block)]
     if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
-        return WindowInference(model, num_rows)
-    return StreamingInference(model, num_rows)
+        return WindowInference(model, num_rows, blocks)
+    return StreamingInference(model, num_rows, blocks)
 
 
 class Inference(ABC):
@@ -67,11 +79,12 @@ class Inference(ABC):
     Args:
         model: the model, in evaluation mode.
         num_rows: N, the number of episodes.
+        blocks: its blocks, folded or not.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+    def __init__(self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock]) -> None:
         self.model = model
-        self.blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self.blocks = blocks
         self.num_rows = num_rows
         self.timestep = 0
         self.actions = self._zeros(model.shape.action_width)
@@ -156,8 +169,8 @@ class WindowInference(Inference):
     step, the top layer for the newest state token only.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
-        super().__init__(model, num_rows)
+    def __init__(self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock]) -> None:
+        super().__init__(model, num_rows, blocks)
         shape = model.shape
         self._per_step = shape.tokens_per_step
         self._length = self._per_step * shape.context - 1
@@ -165,7 +178,7 @@ class WindowInference(Inference):
         self._end = 0
         self._tokens = self._zeros(capacity, shape.width)  # (N, capacity, D)
         first, *above = (block.attention for block in self.blocks)
-        self._first = first if isinstance(first, SoftmaxAttention) and above else None
+        self._first = first if isinstance(first, SoftmaxAttention | FoldedSoftmax) and above else None
         heads = (shape.num_heads, capacity, shape.width // shape.num_heads)
         self._projected = [] if self._first is None else [self._zeros(*heads) for _ in range(3)]  # q, k and v
 
@@ -213,8 +226,8 @@ class StreamingInference(Inference):
     left the window.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
-        super().__init__(model, num_rows)
+    def __init__(self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock]) -> None:
+        super().__init__(model, num_rows, blocks)
         self._memories = [_memory_of(block, model.shape, num_rows) for block in self.blocks]
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
@@ -237,7 +250,7 @@ class StreamingInference(Inference):
 class _SoftmaxMemory:
     """Keys and values of the last K steps. The tokens that are new at step t are in slot t modulo K."""
 
-    def __init__(self, layer: SoftmaxAttention, shape: ModelShape, num_rows: int) -> None:
+    def __init__(self, layer: SoftmaxAttention | FoldedSoftmax, shape: ModelShape, num_rows: int) -> None:
         self.layer = layer
         self.context, self._per_step = shape.context, shape.tokens_per_step
         num_tokens = self._per_step * self.context
@@ -285,17 +298,21 @@ class _SoftmaxMemory:
 class _PrimalMemory:
     """The running sum over the window, and the window's tokens, to subtract those that leave. Slots as above."""
 
-    def __init__(self, layer: CausalPrimalAttention, shape: ModelShape, num_rows: int) -> None:
+    def __init__(self, layer: CausalPrimalAttention | FoldedPrimal, shape: ModelShape, num_rows: int) -> None:
         self.layer = layer
         self.context, self._per_step = shape.context, shape.tokens_per_step
         self._total, self._count, _ = layer.initial_state(num_rows)
-        self._ring = self._total.new_zeros(num_rows, self._per_step * self.context, layer.width)
+        size = self._per_step * self.context
+        self._ring = self._total.new_zeros(num_rows, size, layer.width)
+        places = torch.arange(1, size + 1, device=self._ring.device) % size
+        self._leaving = places.view(self.context, self._per_step).unbind()
 
     def make_room(self, timestep: int) -> None:
-        self._begin = begin = self._per_step * (timestep % self.context)
+        slot = timestep % self.context
+        self._begin = self._per_step * slot
         if timestep >= self.context:  # the oldest step leaves: its slot without the action before it, and its action
-            leaving = [(begin + 1 + i) % self._ring.shape[1] for i in range(self._per_step)]
-            state = PrimalState(self._total, self._count, None).without(self._ring[:, leaving])
+            leaving = self._ring.index_select(1, self._leaving[slot])
+            state = PrimalState(self._total, self._count, None).without(leaving)
             self._total, self._count, _ = state
 
     def attend(self, rows: slice, x: Tensor, end: int, *, positions: slice | None) -> Tensor:
@@ -312,11 +329,11 @@ class _PrimalMemory:
         )
 
 
-def _memory_of(block: Block, shape: ModelShape, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
+def _memory_of(block: Block | FoldedBlock, shape: ModelShape, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
     layer = block.attention
-    if isinstance(layer, SoftmaxAttention):
+    if isinstance(layer, SoftmaxAttention | FoldedSoftmax):
         return _SoftmaxMemory(layer, shape, num_rows)
-    assert isinstance(layer, CausalPrimalAttention), type(layer)
+    assert isinstance(layer, CausalPrimalAttention | FoldedPrimal), type(layer)
     return _PrimalMemory(layer, shape, num_rows)
 
 

@@ -25,8 +25,8 @@ KEY = "primal_dt"
 """Key of the metadata in the file."""
 FORMAT = 1
 """Version of the inputs, outputs and metadata."""
-STATE = "state_"
-"""Beginning of the names of the streaming state."""
+STATE, LEAVING, ENTERING = "state_", "leaving_", "entering_"
+"""Beginnings of the names of the streaming state, and of the tokens that leave and enter the window of a layer."""
 
 
 class OnnxPolicy(StepwisePolicy):
@@ -83,10 +83,16 @@ class OnnxPolicy(StepwisePolicy):
             "actions": np.zeros((*steps, limits.action_width), np.float32),
             "returns_to_go": np.zeros((*steps, len(limits.candidates)), np.float32),
         }
+        rows = E * len(limits.candidates)
         self._state = {
-            name: np.zeros((E, *shape[1:]), np.float32)
+            name: np.zeros((rows, *shape[1:]), np.float32)
             for name, shape in self._inputs.items()
             if name.startswith(STATE)
+        }
+        self._rings = {  # the tokens of K steps, T each: those of step t from place T (t modulo K) on
+            name.removeprefix(LEAVING): np.zeros((rows, shape[1] * self._context, shape[2]), np.float32)
+            for name, shape in self._inputs.items()
+            if name.startswith(LEAVING)
         }
         self._last = np.zeros((E, limits.action_width), np.float32)
         self._followed = np.zeros(E, np.float32)
@@ -95,17 +101,32 @@ class OnnxPolicy(StepwisePolicy):
         if self.mode == "window":
             inputs = self._window(observations)
         else:
-            inputs = {"observation": observations, "last_action": self._last, **self._state}
-            inputs |= {"return_to_go": self.left.astype(np.float32)}
+            inputs = {"observation": observations, "last_action": self._last, **self._state, **self._leaving()}
+            inputs["return_to_go"] = self.left.astype(np.float32)
         inputs["timestep"] = np.array(self.timestep)
         used = {name: inputs[name] for name in self._inputs}
         results = dict(zip(self._outputs, self._session.run(None, used), strict=True))
         self._last, self._followed = results["action"], results["followed_return"]
         self._state = {name: results[f"next_{name}"] for name in self._state}
+        for name, ring in self._rings.items():
+            entering = results[ENTERING + name]  # (E C, T, D)
+            begin = self.timestep % self._context * entering.shape[1]
+            ring[:, begin : begin + entering.shape[1]] = entering
         if self._predicts:
             newest = min(self.timestep, self._context - 1)
             self._history["returns_to_go"][:, newest] = results["returns"]
         return self._last.copy()
+
+    def _leaving(self) -> dict[str, NDArray[np.float32]]:
+        """The tokens that leave the window of each primal layer: the oldest step's, from its second token on."""
+        tokens = {}
+        for name, ring in self._rings.items():
+            size = ring.shape[1]
+            T = size // self._context
+            begin = self.timestep % self._context * T + 1
+            last = ring[:, (begin + T - 1) % size, None]
+            tokens[LEAVING + name] = np.concatenate((ring[:, begin : begin + T - 1], last), 1)
+        return tokens
 
     def _window(self, observations: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Add the newest step to the history, and return the inputs."""
@@ -126,7 +147,9 @@ class OnnxPolicy(StepwisePolicy):
 
     def _keep(self, rows: NDArray[np.bool_]) -> None:
         self._history = {name: values[rows] for name, values in self._history.items()}
-        self._state = {name: values[rows] for name, values in self._state.items()}
+        every = np.repeat(rows, len(self.limits.candidates))
+        self._state = {name: values[every] for name, values in self._state.items()}
+        self._rings = {name: values[every] for name, values in self._rings.items()}
         self._last, self._followed = self._last[rows], self._followed[rows]
 
 

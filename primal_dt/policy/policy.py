@@ -13,6 +13,7 @@ from torch import Tensor
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
+from primal_dt.policy.folded import fold_blocks
 from primal_dt.policy.inference import ALIGNED, InferenceMode, make_inference, require_mode
 from primal_dt.policy.stepwise import OnBad, PastEnd, PolicyLimits, StepwisePolicy
 from primal_dt.policy.tiles import Tiles
@@ -56,7 +57,8 @@ class DecisionTransformerPolicy(StepwisePolicy):
         normalizer: the normalizer that the model was trained with.
         mode: ``window`` or ``streaming``.
         reproducible: make actions independent of the number of environments, bit for bit, on a CPU. Otherwise the
-            policy computes them in the fastest way for that number.
+            policy computes them in the fastest way for that number, with fewer products
+            (:mod:`primal_dt.policy.folded`). An episode then uses the weights that the model has at its reset.
         on_bad: ``error`` or ``hold``, see :class:`~primal_dt.policy.stepwise.StepwisePolicy`.
         past_end: ``clamp`` or ``error``, see there.
         critic: critics that choose among the actions for several targets, if the model was trained with critics.
@@ -99,7 +101,8 @@ class DecisionTransformerPolicy(StepwisePolicy):
     @torch.inference_mode()
     def _begin(self) -> None:
         self._tiles = self._choose_tiles(self.left.size)
-        self._inference = make_inference(self.mode, self.model, self._tiles.whole(self.left.size))
+        blocks = None if self.reproducible else fold_blocks(self.model.blocks)
+        self._inference = make_inference(self.mode, self.model, self._tiles.whole(self.left.size), blocks)
         self._chosen = torch.zeros(len(self.left), dtype=torch.int64, device=self.device)
 
     def _choose_tiles(self, num_rows: int) -> Tiles:

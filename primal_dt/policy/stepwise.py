@@ -220,6 +220,6 @@ class StepwisePolicy(ABC):
 
 def as_array(values: Numbers) -> NDArray[np.float64]:
     """Numbers in double precision, as an array."""
-    if isinstance(values, TensorLike):
+    if not isinstance(values, np.ndarray | float | list) and isinstance(values, TensorLike):
         values = values.detach().cpu().numpy()
     return np.asarray(values, np.float64)

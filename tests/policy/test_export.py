@@ -18,7 +18,7 @@ from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelShape
 from primal_dt.policy.export import NOT_IN_ONNX, StreamingStep, export_policy, make_step
 from primal_dt.policy.inference import InferenceMode
-from primal_dt.policy.onnx_runner import FORMAT, KEY, STATE, OnnxPolicy
+from primal_dt.policy.onnx_runner import ENTERING, FORMAT, KEY, LEAVING, STATE, OnnxPolicy
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from tests.conftest import SHAPE as SMALL_SHAPE
 from tests.model.small import random_model
@@ -37,8 +37,10 @@ class EagerSession:
         limits, example = asdict(self.step.limits), self.step.example(2)
         metadata = {"format": FORMAT, "mode": mode, "context": model.shape.context, "limits": limits, "about": {}}
         self.metadata = metadata | {"predicts_returns": model.shape.conditioning == "max-return"}
-        self.states = [f"{STATE}{i}" for i in range(len(example.pop("state", ())))]
-        inputs = example | dict(zip(self.states, self.step.example(2).get("state", ()), strict=True))
+        state, leaving = example.pop("state", []), example.pop("leaving", [])
+        self.states = [f"{STATE}{i}" for i in range(len(state))]
+        self.leaving = [f"{LEAVING}{i}" for i in range(len(leaving))]
+        inputs = example | dict(zip(self.states + self.leaving, state + leaving, strict=True))
         self.inputs = [SimpleNamespace(name=name, shape=["batch", *value.shape[1:]]) for name, value in inputs.items()]
 
     def get_modelmeta(self) -> Any:
@@ -49,15 +51,16 @@ class EagerSession:
 
     def get_outputs(self) -> list[Any]:
         names = ["action", "followed_return", "returns", *(f"next_{name}" for name in self.states)]
+        names += [name.replace(LEAVING, ENTERING) for name in self.leaving]
         return [SimpleNamespace(name=name) for name in names]
 
     @torch.inference_mode()
     def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         values: dict[str, Any] = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
-        state = [values.pop(name) for name in self.states]
+        state, leaving = ([values.pop(name) for name in names] for names in (self.states, self.leaving))
         if isinstance(self.step, StreamingStep):
-            *results, after = self.step(**values, state=state)
-            return [result.numpy() for result in (*results, *after)]
+            *results, after, entering = self.step(**values, state=state, leaving=leaving)
+            return [result.numpy() for result in (*results, *after, *entering)]
         return [result.numpy() for result in self.step(**values)]
 
 

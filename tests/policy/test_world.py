@@ -152,6 +152,7 @@ def test_the_last_timestep_is_used_again(mode: InferenceMode, conditioning: Any)
         if name in weights:
             weights[name] = torch.cat((weights[name], weights[name][-1:].expand(8, *weights[name].shape[1:])))
     long.model.load_state_dict(weights)
+    long.reset([300.0, 50.0])
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for step in range(20):
