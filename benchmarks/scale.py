@@ -21,8 +21,9 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.measure import time_interleaved
+from benchmarks.policy_alone import STEPS_PER_CALL
 from benchmarks.program import run_program
-from benchmarks.rollout import STEPS_PER_CALL, TASK, Session
+from benchmarks.rollout import TASK, Session
 from benchmarks.roofline import GPUS, Gpu, Step, step_of
 from envs.make import make_arena, make_environment
 from primal_dt.config import PRESETS
@@ -84,7 +85,7 @@ def rollout_rate(shape: ModelShape, seconds: float) -> float:
     torch.set_num_threads(1)
     try:
         units = Normalizer(np.zeros(shape.state_width, np.float32), np.ones(shape.state_width, np.float32), 1000.0)
-        policy = DecisionTransformerPolicy(DecisionTransformer(shape), units)
+        policy = DecisionTransformerPolicy(DecisionTransformer(shape), units, reproducible=True)
         with Environments(partial(make_environment, TASK), ENVIRONMENTS, num_workers=0) as environments:
             session = Session(policy, environments, warm_up=shape.context)
             timing = time_interleaved({"rollout": session.steps}, seconds=seconds, device=torch.device("cpu"))

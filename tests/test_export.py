@@ -1,5 +1,6 @@
 """``export.py``: from a trained run to a file that acts as the policy does, in whole episodes."""
 
+import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -89,18 +90,19 @@ def test_mistakes_end_in_messages(
 ) -> None:
     Path("folder").mkdir()
     Path("policy.onnx").write_text("an earlier export")
-    for arguments, message in [
+    mistakes: list[tuple[list[Any], str]] = [
         (["nowhere"], "the checkpoint nowhere does not exist"),
         ([run, "--out", "folder"], "--out folder is a folder: give the name of a file, such as folder/policy.onnx"),
         ([run, "--out", "policy.onnx/policy.onnx"], "policy.onnx"),
-    ]:
+    ]
+    for arguments, message in mistakes:
         assert run_program(export, monkeypatch, *arguments) == 1
         assert message in capsys.readouterr().err
     monkeypatch.setattr(export, "export_policy", lambda path, *_, **__: path.write_text("half"))
     monkeypatch.setattr(export, "compare", lambda *_: (_ for _ in ()).throw(ValueError("actions differ")))
     assert run_program(export, monkeypatch, run) == 1
     assert "actions differ" in capsys.readouterr().err
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run_program(export, monkeypatch, run) == 1
     assert "onnx is not installed: pip install" in capsys.readouterr().err
     assert Path("policy.onnx").read_text() == "an earlier export"
@@ -132,8 +134,8 @@ def test_whole_episodes_have_the_same_actions(env_id: str, mode: InferenceMode, 
             expected = policy.act(observation)
             np.testing.assert_allclose(exported.act(observation), expected, atol=1e-5)
             observation, reward, terminated, truncated, _ = environment.step(expected)
-            policy.observe(reward)
-            exported.observe(reward)
+            policy.observe(float(reward))
+            exported.observe(float(reward))
             ended, length = terminated or truncated, length + 1
         assert length > 4
     environment.close()

@@ -351,10 +351,15 @@ def export_policy(
     """
     require_export(model, mode, format)
     step = make_step(model, normalizer, critic, mode)
-    metadata = {"format": FORMAT, "mode": mode, "context": model.shape.context}
-    metadata |= {"predicts_returns": model.shape.conditioning == "max-return", "limits": asdict(step.limits)}
-    metadata |= {"about": dict(about)}
-    example = step.example(2)  # torch would take a batch of 1 for a constant
+    metadata = {
+        "format": FORMAT,
+        "mode": mode,
+        "context": model.shape.context,
+        "predicts_returns": model.shape.conditioning == "max-return",
+        "limits": asdict(step.limits),
+        "about": dict(about),
+    }
+    example: dict[str, Any] = step.example(2)  # torch would take a batch of 1 for a constant
     batch = torch.export.Dim("batch")
     rows = len(step.limits.candidates) * batch if len(step.limits.candidates) > 1 else batch
     shapes = {

@@ -34,7 +34,8 @@ class EagerSession:
 
     def __init__(self, model: DecisionTransformer, critic: TwinCritic | None, mode: InferenceMode) -> None:
         self.step = make_step(model, UNITS, critic, mode)
-        limits, example = asdict(self.step.limits), self.step.example(2)
+        limits = asdict(self.step.limits)
+        example: dict[str, Any] = self.step.example(2)
         metadata = {"format": FORMAT, "mode": mode, "context": model.shape.context, "limits": limits, "about": {}}
         self.metadata = metadata | {"predicts_returns": model.shape.conditioning == "max-return"}
         state, leaving = example.pop("state", []), example.pop("leaving", [])
@@ -122,14 +123,13 @@ def test_the_exported_function_is_the_policy(
     assert play_both(exported, policy, count) < 1e-5
 
 
-def test_the_exported_function_past_the_last_timestep(monkeypatch: pytest.MonkeyPatch) -> None:
+@MODES
+def test_the_exported_function_past_the_end(mode: InferenceMode, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(replace(SHAPE, max_timesteps=5, conditioning="max-return"), 0.2)
-    for mode in ("window", "streaming"):
-        session = EagerSession(model, None, mode)  # type: ignore[arg-type]
-        monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, session=session, **__: session)
-        policy = DecisionTransformerPolicy(model, UNITS, mode=mode)  # type: ignore[arg-type]
-        with pytest.warns(UserWarning, match="step 5 is past the model's last timestep"):
-            assert play_both(OnnxPolicy(__file__), policy, 2) < 1e-5
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: EagerSession(model, None, mode))
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode)
+    with pytest.warns(UserWarning, match="step 5 is past the model's last timestep"):
+        assert play_both(OnnxPolicy(__file__), policy, 2) < 1e-5
 
 
 def save(path: Path, shape: ModelShape, mode: InferenceMode, *, has_critic: bool = False) -> DecisionTransformerPolicy:

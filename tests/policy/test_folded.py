@@ -42,10 +42,10 @@ def test_folded_blocks_compute_the_same(shape: ModelShape, positions: slice | No
 @torch.no_grad()
 def test_a_folded_primal_layer_advances_the_same(positions: slice | None) -> None:
     """Its sums are those of tokens without scale and shift, so only its outputs are comparable."""
-    ((block, folded), *_) = both(replace(SHAPE, attention="primalformer"))
+    (block, folded), *_ = both(replace(SHAPE, attention="primalformer"))
     assert isinstance(block.attention, CausalPrimalAttention)
     assert isinstance(folded.attention, FoldedPrimal)
-    states: list[Any] = [layer.attention.initial_state(2) for layer in (block, folded)]
+    states = [block.attention.initial_state(2), folded.attention.initial_state(2)]
     for number in (1, 3, 2):
         x = torch.randn(2, number, SHAPE.width, dtype=torch.float64)
         expected, states[0] = block.attention.advance(block.attention_norm(x), states[0], positions=positions)
