@@ -146,6 +146,8 @@ def _explained(repository: str, revision: str | None) -> Iterator[None]:
 def _reason(error: Exception, repository: str, revision: str | None) -> str:
     from huggingface_hub import constants, errors
 
+    while type(error) is RuntimeError and isinstance(error.__cause__, Exception):  # of an upload in a thread
+        error = error.__cause__
     hub = constants.ENDPOINT
     if isinstance(error, errors.HFValidationError):
         return f"{repository!r} is not the name of a repository: {_first_line(error)}"
@@ -172,6 +174,8 @@ def _reason(error: Exception, repository: str, revision: str | None) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, errors.HfHubHTTPError):
         return f"{hub} answered {cause.response.status_code}, and {not_cached}"
+    if isinstance(cause, errors.FileMetadataError):
+        return f"{hub} does not answer as a hub does, and {not_cached}: check HF_ENDPOINT, and proxies"
     return f"{hub} cannot be reached ({_first_line(cause)}), and {not_cached}"
 
 
