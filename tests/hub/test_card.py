@@ -24,6 +24,11 @@ def saved(call: Call, run: Path, *flags: Any) -> str:
     return Path("policy/README.md").read_text()
 
 
+def metadata(card: str) -> Any:
+    """The YAML of a card, as the hub's client reads it."""
+    return ModelCard(card).data
+
+
 def row(card: str, target: str) -> list[str]:
     (line,) = [line for line in card.splitlines() if line.startswith(f"| {target} ")]
     return [cell.strip() for cell in line.strip("|").split("|")]
@@ -36,12 +41,12 @@ def evaluation(run: Path, monkeypatch: pytest.MonkeyPatch, *flags: Any) -> Any:
 
 
 def test_the_card_is_one_that_the_hub_reads(run: Path, call: Call) -> None:
-    card = ModelCard(saved(call, run))
-    assert card.data.library_name == "primal-dt"
-    assert card.data.license == "mit"
-    assert card.data.datasets == ["hopper.hdf5"]
-    assert {"reinforcement-learning", "Hopper-v5"} <= set(card.data.tags)
-    results = {result.metric_type: result for result in card.data.eval_results}
+    data = metadata(saved(call, run))
+    assert data.library_name == "primal-dt"
+    assert data.license == "mit"
+    assert data.datasets == ["hopper.hdf5"]
+    assert {"reinforcement-learning", "Hopper-v5"} <= set(data.tags)
+    results = {result.metric_type: result for result in data.eval_results}
     assert results.keys() == {"mean_reward", "normalized_return"}
     assert results["mean_reward"].dataset_type == "Hopper-v5"
     assert re.fullmatch(r"-?[\d.]+ \+/- [\d.]+", results["mean_reward"].metric_value)
@@ -53,7 +58,7 @@ def test_the_numbers_are_those_of_the_given_report(run: Path, call: Call, monkey
     summary = own["summaries"][0]
     assert row(card, "3600*")[1] == f"{summary['normalized_mean']:.1f} ± {summary['normalized_std']:.1f}"
     assert row(card, "3600*")[-1] == row(card, "1800")[-1] == "12"
-    value = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
+    value = {result.metric_type: result.metric_value for result in metadata(card).eval_results}
     assert value["normalized_return"] == round(summary["normalized_mean"], 2)
     assert "too few" not in card
     assert "Environments are reset with the seeds 2000000 to 2000011" in card
