@@ -196,8 +196,10 @@ def _over_seeds(result: PolicyResult) -> str:
 
 
 def _protocol(card: Card) -> str:
-    task, step = card.checkpoint.task, card.checkpoint.step
+    task, step, planned = card.checkpoint.task, card.checkpoint.step, card.checkpoint.config["optimizer"]["steps"]
     words = f"Protocol: the last checkpoint (step {step:,}) is evaluated, not the best one. "
+    if step < planned:
+        words = f"Protocol: the checkpoint of step {step:,} is evaluated; **the training has {planned:,} steps**. "
     if task.targets:
         words += (
             f"The policy is asked for a target return. The headline target (*) is {task.targets[0]:g}, from "
