@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from huggingface_hub import ModelCard
+
 LFS = (".safetensors", ".png", ".mp4")
 TOKENS = {"writer": "owner", "reader": "nobody"}
 """Token -> the account whose repositories it may write."""
@@ -162,10 +164,8 @@ class Handler(BaseHTTPRequestHandler):
         raise Answer(200, entries)
 
     def validate(self) -> None:
-        import yaml
-
-        front = json.loads(self.body)["content"].split("---\n")[1]
-        assert yaml.safe_load(front)["library_name"] == "primal-dt"
+        data: Any = ModelCard(json.loads(self.body)["content"]).data
+        assert data.library_name == "primal-dt"
         raise Answer(200, {"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str) -> None:
