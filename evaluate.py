@@ -3,6 +3,10 @@
 To evaluate the last checkpoint of every run:
   python evaluate.py runs/*
 
+To evaluate a policy that comes with the package, or one that somebody shares:
+  python evaluate.py --pretrained hopper --video
+  python evaluate.py hub:OWNER/NAME
+
 To evaluate a behavior policy, for the low and the high end of the scale:
   python evaluate.py --policy random --task hopper
   python evaluate.py --policy hopper/expert
@@ -27,6 +31,7 @@ import torch
 import tyro
 
 from envs.behavior.policies import BatchedPolicy, load_policy
+from envs.datasets.cache import evaluations_folder
 from envs.errors import DataError
 from envs.make import make_arena, make_environment, make_raw
 from envs.published import TABLE_4
@@ -41,6 +46,7 @@ from primal_dt.evaluation.report_files import explain_marks, results_table, writ
 from primal_dt.evaluation.rollout import RolloutError
 from primal_dt.evaluation.score import target_text
 from primal_dt.evaluation.trained_run import TrainedRun, open_run
+from primal_dt.hub.sources import find_policy, policy_label
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.system.files import check_writable
 from primal_dt.system.process import memory_errors
@@ -118,12 +124,14 @@ def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
     """
     opened: dict[tuple[str, int], TrainedRun] = {}
     failures = []
-    for path in config.runs:
+    for source in config.sources:
         try:
-            if len(config.runs) > 1 and path.exists() and not is_run(path):
+            path = find_policy(source)
+            if len(config.sources) > 1 and path.exists() and not is_run(path):
                 print(f"{path} is skipped: it is not a run", file=sys.stderr)
                 continue
-            run = open_run(path, mode=config.mode, env_id=config.env_id)
+            label, cache = policy_label(source), evaluations_folder()
+            run = open_run(path, mode=config.mode, env_id=config.env_id, label=label, cache=cache)
             check_version(run, config)
             if config.targets not in ((), "auto") and not run.task.targets:
                 raise ValueError(f"{run.path} follows no target return, so it cannot be evaluated at given --targets")
@@ -131,7 +139,7 @@ def open_runs(config: EvaluateConfig) -> tuple[list[TrainedRun], list[str]]:
             other = opened.setdefault((run.configuration, run.seed), run)
         except Exception as error:
             message = one_line(error)
-            failures.append(message if str(path) in message else f"{path}: {message}")
+            failures.append(message if source in message else f"{source}: {message}")
             continue
         if other is not run:
             print(f"{run.path} is skipped: it has the same settings and seed as {other.path}", file=sys.stderr)
@@ -153,7 +161,7 @@ def is_shortage(error: Exception) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path looks like a run folder or a checkpoint file."""
+    """Whether a path looks like a run folder, a checkpoint file or the folder of a shared policy."""
     return path.suffix == ".pt" or (path / "config.json").exists() or (path / "checkpoints").exists()
 
 

@@ -15,12 +15,14 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 PACKAGES = {"primal_dt", "envs", "benchmarks", "tests", *SCRIPTS}
 
-ROOMS = ("attention", "system", "data", "model", "policy", "training", "evaluation", "sweep")
+ROOMS = ("attention", "system", "data", "model", "policy", "training", "evaluation", "hub", "sweep")
 """The rooms of ``primal_dt``: each may import itself and those before it."""
 FREE = ("config", "schema", "task")
 """Modules of ``primal_dt`` that belong to no room: standard library only, for all but attention."""
-ENVIRONMENTS = {"gymnasium", "minari", "mujoco", "h5py", "huggingface_hub", "stable_baselines3"}
+ENVIRONMENTS = {"gymnasium", "minari", "mujoco", "h5py", "stable_baselines3"}
 """Packages for environments and data formats, which ``primal_dt`` must not import."""
+CLIENT = "huggingface_hub"
+"""The client of the hub, which only the room ``hub`` may import."""
 
 
 def name_of(path: Path) -> str:
@@ -54,6 +56,8 @@ def is_allowed(name: str, target: str) -> bool:
         return other in sys.stdlib_module_names or target_room in FREE
     if room == "attention":
         return other in {"torch", "matplotlib"} | sys.stdlib_module_names or target_room == "attention"
+    if package == "primal_dt" and other == CLIENT:
+        return room == "hub"
     if package == "primal_dt" and (other in ENVIRONMENTS or other in PACKAGES - {"primal_dt"}):
         return False
     if room in ROOMS and target_room in ROOMS:
@@ -88,6 +92,8 @@ def test_a_module_imports_only_what_it_may(path: Path) -> None:
         ("primal_dt.model.transformer", "from primal_dt.training.trainer import Trainer"),
         ("primal_dt.training.trainer", "from primal_dt.evaluation import rollout"),
         ("primal_dt.evaluation.rollout", "import primal_dt.sweep.job"),
+        ("primal_dt.evaluation.trained_run", "from primal_dt.hub.sources import find_policy"),
+        ("primal_dt.training.policy_folder", "import huggingface_hub"),
         ("primal_dt.attention.primal", "import numpy"),
         ("primal_dt.attention.primal", "from primal_dt.system.files import atomic_write"),
         ("primal_dt.config", "import torch"),

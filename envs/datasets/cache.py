@@ -1,7 +1,8 @@
-"""The cache: stores of trajectories, downloads, and notes that map each source file to its store.
+"""The cache: stores of trajectories, downloads, notes that map each source file to its store, and episodes.
 
 The cache is the folder ``primal-dt`` in the user's cache folder, or in ``$PRIMAL_DT_CACHE`` if that is set. It can be
-deleted at any time. Stores and notes are rebuilt from the source files; downloads must be downloaded again.
+deleted at any time. Stores and notes are rebuilt from the source files; downloads must be downloaded again, and
+episodes of shared policies run again.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ __all__ = [
     "cache_folder",
     "clear_cache",
     "downloads_folder",
+    "evaluations_folder",
     "file_identity",
     "read_note",
     "stores_folder",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 CACHE_VARIABLE = "PRIMAL_DT_CACHE"
-KINDS = ("stores", "downloads", "notes")
+KINDS = ("stores", "downloads", "notes", "evaluations")
 
 
 def cache_folder() -> Path:
@@ -44,6 +46,11 @@ def stores_folder() -> Path:
 def downloads_folder() -> Path:
     """The folder of downloaded files, unchanged."""
     return cache_folder() / "downloads"
+
+
+def evaluations_folder() -> Path:
+    """The folder of finished episodes of shared policies. Those of runs are in the run folders."""
+    return cache_folder() / "evaluations"
 
 
 def file_identity(path: Path) -> str:
@@ -81,10 +88,10 @@ def usage() -> dict[str, tuple[int, int]]:
 
 
 def clear_cache(*, downloads: bool = False) -> None:
-    """Delete stores and notes. Other content of the cache's folder is not touched.
+    """Delete stores, notes and episodes. Other content of the cache's folder is not touched.
 
     Args:
         downloads: whether to delete downloads too, including files that were placed there by hand.
     """
-    for kind in KINDS if downloads else ("stores", "notes"):
+    for kind in KINDS if downloads else ("stores", "notes", "evaluations"):
         remove_tree(cache_folder() / kind)

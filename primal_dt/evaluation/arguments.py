@@ -22,8 +22,12 @@ class EvaluateConfig:
     """The command line: what to evaluate, and how."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Run folders, whose last checkpoint is evaluated, or checkpoint files. Required unless --policy is given.
+    """Run folders, whose last checkpoint is evaluated, or checkpoint files. Required unless --policy or --pretrained
+    is given.
+    Also policies that others share: hub:OWNER/NAME or hub:OWNER/NAME@REVISION on the Hugging Face hub, or a folder.
     If there are several paths, those that are not runs are skipped."""
+    pretrained: tuple[str, ...] = ()
+    """Policies that come with the package, such as hopper. They are evaluated like runs."""
     policy: str | None = None
     """Behavior policy to evaluate instead of runs.
     It is random, a built-in policy such as hopper/medium or hopper/expert, a D4RL file that carries its policy,
@@ -79,9 +83,12 @@ class EvaluateConfig:
     """Report folder. If not given: reports/YYYYMMDD-HHMMSS, by the time of the start."""
 
     def __post_init__(self) -> None:
-        if bool(self.runs) == (self.policy is not None):
-            raise ValueError("give runs to evaluate (runs/*) or a policy (--policy random --task hopper), not both")
-        if self.runs and self.task is not None:
+        if bool(self.sources) == (self.policy is not None):
+            raise ValueError(
+                "give runs to evaluate (runs/*, or --pretrained hopper) or a policy (--policy random --task hopper), "
+                "not both"
+            )
+        if self.sources and self.task is not None:
             raise ValueError("--task is for --policy only: a run has its own task; --env-id selects another version")
         is_named = self.policy is not None and "/" in self.policy and not self.policy.endswith((".hdf5", ".h5"))
         if self.policy is not None and self.task is None and not is_named:
@@ -96,6 +103,11 @@ class EvaluateConfig:
         check_range("envs", self.envs, low=1)
         check_range("seed", self.seed)
         check_range("workers", self.workers or 0)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What to evaluate: paths of runs, and names of shared policies."""
+        return (*map(str, self.runs), *(f"pretrained:{name}" for name in self.pretrained))
 
     @property
     def folder(self) -> Path:

@@ -17,6 +17,7 @@ __all__ = [
     "Interval",
     "interquartile_mean",
     "iqm_interval",
+    "mean_interval",
     "performance_profile",
     "profile_band",
     "rank_correlation",
@@ -55,6 +56,18 @@ def iqm_interval(scores: Scores, *, random: np.random.Generator, num_resamples: 
         return None
     means = interquartile_mean(np.concatenate(_resampled(scores, random, num_resamples), axis=1))
     low, high = np.percentile(means, (2.5, 97.5))
+    return Interval(float(low), float(high))
+
+
+def mean_interval(
+    values: ArrayLike, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES
+) -> Interval | None:
+    """The percentile interval of the mean of values (n,), from a bootstrap; None for a single value."""
+    own = np.asarray(values, np.float64)
+    if len(own) < 2:
+        return None
+    (resampled,) = _resampled([own], random, num_resamples)
+    low, high = np.percentile(resampled.mean(1), (2.5, 97.5))
     return Interval(float(low), float(high))
 
 

@@ -15,6 +15,7 @@ from primal_dt.policy.inference import InferenceMode, require_mode
 from primal_dt.task import RunTask, Specification
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from primal_dt.training.metrics_log import curve_of, missing_points, scan_metrics
+from primal_dt.training.policy_folder import POLICY_CONFIG, is_policy_folder
 from primal_dt.training.scalars import headline_name
 
 __all__ = ["TrainedRun", "describe_run", "open_run"]
@@ -25,7 +26,7 @@ class TrainedRun:
     """A checkpoint and the task in which it is evaluated. Its weights are memory-mapped: they are read on first use."""
 
     path: Path
-    """The checkpoint's file."""
+    """The checkpoint's file; for a shared policy, its ``config.json``."""
     digest: str
     """The digest of the file's content."""
     folder: Path | None
@@ -35,11 +36,15 @@ class TrainedRun:
     """The checkpoint's task, with the version of the environment in which the policy is evaluated."""
     notes: tuple[str, ...]
     """Caveats for a reader of the results."""
+    label: str | None = None
+    """The name of a shared policy; None for a run."""
+    cache: Path | None = None
+    """The folder of the episode cache; None for a folder in the run folder."""
 
     @property
     def name(self) -> str:
-        """The name of the run folder; for a checkpoint outside a run folder, of the file."""
-        return self.path.name if self.folder is None else self.folder.name
+        """The name of the run folder or the shared policy; for a checkpoint outside a run folder, of the file."""
+        return self.label or (self.path.name if self.folder is None else self.folder.name)
 
     @property
     def seed(self) -> int:
@@ -54,7 +59,7 @@ class TrainedRun:
     @property
     def evaluations_folder(self) -> Path:
         """The folder of the episode cache."""
-        return (self.folder or self.path.parent) / "evaluations"
+        return self.cache or (self.folder or self.path.parent) / "evaluations"
 
     def evaluation(self, episodes: Iterable[Episode], *, mode: InferenceMode) -> Evaluation:
         """The evaluation that consists of these episodes."""
@@ -82,19 +87,33 @@ class TrainedRun:
         return lines, problem or missing
 
 
-def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None = None) -> TrainedRun:
-    """Open the last checkpoint of a run, or a checkpoint by its file.
+def open_run(
+    path: Path,
+    *,
+    mode: InferenceMode = "window",
+    env_id: str | None = None,
+    label: str | None = None,
+    cache: Path | None = None,
+) -> TrainedRun:
+    """Open the last checkpoint of a run, a checkpoint by its file, or a shared policy by its folder.
 
     Args:
-        path: a run folder or a checkpoint file.
+        path: a run folder, a checkpoint file, or the folder of a shared policy.
         mode: the inference mode, which is checked against the model.
         env_id: the environment to evaluate in, the plain one of this id. If None: the one that the run was trained for.
+        label: the name of a shared policy. If None: that of its folder.
+        cache: the folder of the episode cache of a shared policy, whose own folder may be another program's. If None: a
+            folder in its folder.
 
     Raises:
         CheckpointError: if there is no readable checkpoint, or the last one is damaged.
         ValueError: if the model does not support the mode.
     """
-    file, checkpoint = _newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path, mmap=True))
+    is_shared = is_policy_folder(path)
+    if is_shared:  # config.json has the digest of the weights, so it stands for both files
+        file, checkpoint = path / POLICY_CONFIG, load_checkpoint(path)
+    else:
+        file, checkpoint = _newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path, mmap=True))
     require_mode(mode, checkpoint.shape)
     in_run = file.parent.name == "checkpoints"
     task = checkpoint.task if env_id is None else replace(checkpoint.task, env_id=env_id, specification=None)
@@ -105,6 +124,8 @@ def open_run(path: Path, *, mode: InferenceMode = "window", env_id: str | None =
         checkpoint=checkpoint,
         task=task,
         notes=_notes(file, checkpoint, task, in_run=in_run),
+        label=(label or path.resolve().name) if is_shared else None,
+        cache=cache if is_shared else None,
     )
 
 

@@ -33,8 +33,17 @@ from primal_dt.policy.stepwise import OnBad, PastEnd
 from primal_dt.system.files import atomic_write, check_folder, check_regular, move, unused_name
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint_schema import FORMAT, check_archive, checked_content
+from primal_dt.training.policy_folder import is_policy_folder, read_policy, write_policy
 
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder", "load_checkpoint", "save_checkpoint", "unreadable"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointFolder",
+    "load_checkpoint",
+    "save_checkpoint",
+    "save_policy",
+    "unreadable",
+]
 
 MESSAGE_WIDTH = 300
 NAME = re.compile(r"step-\d{9}\.pt")
@@ -112,7 +121,24 @@ def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: the file is either complete or absent, even after a power failure."""
-    content = {
+    with atomic_write(path) as file:
+        torch.save(_content(checkpoint), file)
+
+
+def save_policy(folder: Path, checkpoint: Checkpoint, *, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write a checkpoint without the state of its training, as a folder to share that :func:`load_checkpoint` reads.
+
+    Args:
+        folder: the folder. It is created if it does not exist.
+        checkpoint: the checkpoint.
+        provenance: the command, the commit and the versions of the training; None if they are not known.
+    """
+    write_policy(folder, _content(checkpoint), provenance=provenance)
+
+
+def _content(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The content of a checkpoint's file."""
+    return {
         "format": FORMAT,
         "shape": asdict(checkpoint.shape),
         "weights": dict(checkpoint.weights),
@@ -125,24 +151,24 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "training": dict(checkpoint.training),
         "critic": None if checkpoint.critic is None else dict(checkpoint.critic),
     }
-    with atomic_write(path) as file:
-        torch.save(content, file)
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mmap: bool = False) -> Checkpoint:
-    """Load a checkpoint file, or the newest readable checkpoint of a run.
+    """Load a checkpoint file, the newest readable checkpoint of a run, or a policy that was saved to be shared.
 
     Args:
-        path: checkpoint file or run folder.
+        path: checkpoint file, run folder, or folder of a shared policy, which has no state of the training.
         device: device of the tensors.
         mmap: memory-map the tensors instead of reading them. Use it for many checkpoints, or if only their metadata is
-            needed. CPU only.
+            needed. CPU only. Shared policies are always read.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or of another format version.
         OSError: if there is not enough memory, or the file may not be read.
     """
     path = Path(path)
+    if is_policy_folder(path):
+        return _load_policy_folder(path, device)
     if path.is_dir():
         found, checkpoint, problems = CheckpointFolder(path / "checkpoints").newest(device, mmap=mmap)
         for problem in problems.values():
@@ -163,11 +189,19 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mma
         raise unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: Exception) -> CheckpointError:
-    """The error of a checkpoint that has wrong bytes or wrong content."""
+def _load_policy_folder(folder: Path, device: torch.device | str) -> Checkpoint:
+    try:
+        content, size = read_policy(folder, device)
+        return Checkpoint(**checked_content(content, size=size))
+    except ValueError as error:
+        raise unreadable(folder, error, kind="policy") from error
+
+
+def unreadable(path: Path, error: Exception, *, kind: str = "checkpoint") -> CheckpointError:
+    """The error of a checkpoint, or of a shared policy, that has wrong bytes or wrong content."""
     words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     reason = textwrap.shorten(words.partition("\n")[0], MESSAGE_WIDTH, placeholder=" ...")
-    return CheckpointError(f"the checkpoint {path} is damaged or not a checkpoint of this version: {reason}")
+    return CheckpointError(f"the {kind} {path} is damaged or not a {kind} of this version: {reason}")
 
 
 def _is_shortage(error: Exception) -> bool:

@@ -1,0 +1,136 @@
+"""The model card says what was measured, and only that; the folder has what it shows."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+
+import evaluate
+from primal_dt.evaluation.statistics import mean_interval
+from primal_dt.evaluation.trained_run import open_run
+from tests.conftest import run_program
+from tests.hub.conftest import Call
+
+pytestmark = pytest.mark.xdist_group("hub")
+
+
+def saved(call: Call, run: Path, *flags: Any) -> str:
+    """The card of a run that is saved to the folder ``policy``."""
+    call("save", run, "--out", "policy", *flags)
+    return Path("policy/README.md").read_text()
+
+
+def metadata(card: str) -> Any:
+    """The YAML of a card, as the hub's client reads it."""
+    return ModelCard(card).data
+
+
+def row(card: str, target: str) -> list[str]:
+    (line,) = [line for line in card.splitlines() if line.startswith(f"| {target} ")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def evaluation(run: Path, monkeypatch: pytest.MonkeyPatch, *flags: Any) -> Any:
+    """Evaluate a run into the folder ``report``. Returns the run's part of ``report.json``."""
+    assert run_program(evaluate, monkeypatch, run, "--out", "report", *flags) == 0
+    return json.loads(Path("report/report.json").read_text())["groups"][0]["runs"][0]
+
+
+def test_the_card_is_one_that_the_hub_reads(run: Path, call: Call) -> None:
+    data = metadata(saved(call, run))
+    assert data.library_name == "primal-dt"
+    assert data.license == "mit"
+    assert data.datasets == ["hopper.hdf5"]
+    assert {"reinforcement-learning", "Hopper-v5"} <= set(data.tags)
+    results = {result.metric_type: result for result in data.eval_results}
+    assert results.keys() == {"mean_reward", "normalized_return"}
+    assert results["mean_reward"].dataset_type == "Hopper-v5"
+    assert re.fullmatch(r"-?[\d.]+ \+/- [\d.]+", results["mean_reward"].metric_value)
+
+
+def test_the_numbers_are_those_of_the_given_report(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = evaluation(run, monkeypatch, "--episodes", 12)
+    card = saved(call, run, "--report", "report")
+    summary = own["summaries"][0]
+    assert row(card, "3600*")[1] == f"{summary['normalized_mean']:.1f} ± {summary['normalized_std']:.1f}"
+    assert row(card, "3600*")[-1] == row(card, "1800")[-1] == "12"
+    value = {result.metric_type: result.metric_value for result in metadata(card).eval_results}
+    assert value["normalized_return"] == round(summary["normalized_mean"], 2)
+    assert "too few" not in card
+    assert "Environments are reset with the seeds 2000000 to 2000011" in card
+
+
+def test_without_a_given_report_the_training_s_is_used(run: Path, call: Call) -> None:
+    card = saved(call, run)
+    assert row(card, "3600*")[-1] == "1"
+    assert "**1 episode is too few for a reliable result.**" in card
+    assert "Evaluated (mode window) at the end of the training." in card
+
+
+def test_a_policy_without_evaluation_says_so(run: Path, call: Call) -> None:
+    (path,) = (run / "checkpoints").glob("*.pt")
+    card = saved(call, path.rename("alone.pt"))
+    assert "This policy has not been evaluated." in card
+    assert "model-index" not in card
+    assert "* Trained: not recorded." in card
+
+
+def test_a_report_about_another_run_is_refused(run: Path, call: Call) -> None:
+    path = run / "report" / "report.json"
+    content = json.loads(path.read_text())
+    content["groups"][0]["runs"][0]["seed"] = 5
+    path.write_text(json.dumps(content))
+    assert "is not a report about" in call("save", run, "--out", "policy", "--report", path.parent, code=1)[1]
+    path.write_text("{")
+    assert "cannot be read by this version" in call("save", run, "--out", "policy", code=1)[1]
+    assert "is not a report: report.json is missing" in call("save", run, "--out", "p", "--report", run, code=1)[1]
+    assert not Path("policy").exists()
+
+
+def test_the_code_in_the_card_runs(run: Path, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    card = saved(call, run, "--source", "policy")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert np.isfinite(float(capsys.readouterr().out.splitlines()[-1]))
+
+
+def test_plots_and_the_video_of_this_policy_are_shared(run: Path, call: Call) -> None:
+    digest = open_run(run).digest
+    report = run / "report"
+    (report / f"run-{digest}-window-target-1800.mp4").write_bytes(b"at another target")
+    (report / f"run-{digest}-window-target-3600.mp4").write_bytes(b"at the headline target")
+    (report / "run-0123456789abcdef-window-target-3600.mp4").write_bytes(b"of another policy")
+    card = saved(call, run)
+    assert Path("policy/replay.mp4").read_bytes() == b"at the headline target"
+    linked = set(re.findall(r"\]\(((?!http)[^)]+)\)", card))
+    assert linked == {"replay.mp4", *(f"plots/{path.name}" for path in report.glob("*.png"))}
+    assert all(Path("policy", name).exists() for name in linked)
+
+
+def test_no_folder_of_this_machine_is_published(run: Path, call: Call, own_folders: Path) -> None:
+    saved(call, run)
+    for name in ("README.md", "config.json"):
+        assert "/tmp" not in Path("policy", name).read_text()
+        assert str(own_folders.parent) not in Path("policy", name).read_text()
+
+
+def test_a_folder_with_files_is_not_overwritten(run: Path, call: Call) -> None:
+    Path("policy").mkdir()
+    Path("policy/mine.txt").write_text("mine")
+    assert "policy is not empty: give another --out" in call("save", run, "--out", "policy", code=1)[1]
+    assert [path.name for path in Path("policy").iterdir()] == ["mine.txt"]
+
+
+def test_the_interval_covers_the_mean_in_95_percent() -> None:
+    random = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        interval = mean_interval(random.normal(3.0, 2.0, size=50), random=random, num_resamples=500)
+        assert interval is not None
+        covered += interval.low <= 3.0 <= interval.high
+    assert 0.88 <= covered / 200 <= 0.99
+    assert mean_interval([1.0], random=random) is None
