@@ -6,6 +6,9 @@ To write policy.onnx, which numpy and onnxruntime can run:
 To compute each token once, at the same cost in every step:
   python export.py runs/RUN --out policy.onnx --mode streaming
 
+To export a policy that comes with the package:
+  python export.py pretrained:hopper
+
 The file has everything inside: units, action bounds or choices, the task and its targets. After writing it, the
 program compares its actions with those of the policy in torch. How to run it: docs/deployment.md.
 """
@@ -24,6 +27,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from primal_dt.hub.sources import find_policy
 from primal_dt.policy.export import ExportFormat, export_policy, require_export
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.onnx_runner import OnnxPolicy
@@ -45,7 +49,7 @@ class ExportConfig:
     """The command line: what to export, and how."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, whose last checkpoint is exported, or checkpoint file."""
+    """Run folder, whose last checkpoint is exported, or checkpoint file. Also hub:OWNER/NAME or pretrained:hopper."""
     out: Path | None = None
     """File to write. An existing file is replaced. If not given: policy.onnx, or policy.pt2 with --format torch."""
     mode: InferenceMode = "window"
@@ -88,7 +92,7 @@ def export(config: ExportConfig) -> None:
     needed = ("onnx", "onnxscript", "onnxruntime") if config.format == "onnx" else ()
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise ValueError(f"{missing[0]} is not installed: {HOW}")
-    checkpoint = load_checkpoint(config.run)
+    checkpoint = load_checkpoint(find_policy(config.run))
     model = checkpoint.model()
     require_export(model, config.mode, config.format)
     partial = path.with_name(f".{path.name}.partial")
