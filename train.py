@@ -58,6 +58,7 @@ from primal_dt.training.arguments import parse_config, resume_config
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.distributed import Processes, join_processes
 from primal_dt.training.guidance import MIN_HORIZON, Guidance, value_range
+from primal_dt.training.loggers import LoggerError, find_logger
 from primal_dt.training.progress import TrainingProgress
 from primal_dt.training.recorder import Recorder, restore
 from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
@@ -87,11 +88,13 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> tuple[Config, RunRecord | None]:
     """Return the configuration, and the record of the run to resume, if any."""
-    config = parse_config(arguments, description=__doc__)
+    config, record = parse_config(arguments, description=__doc__), None
     if config.run.resume is not None:
-        return resume_config(config, arguments)
-    check_writable(Path(config.run.out))
-    return config, None
+        config, record = resume_config(config, arguments)
+    else:
+        check_writable(Path(config.run.out))
+    find_logger(config.run.logger)  # fail now, not after the data is loaded
+    return config, record
 
 
 def train(config: Config, record: RunRecord | None, processes: Processes) -> int:
@@ -113,7 +116,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
                     if not config.run.resume:
                         write_record(folder, make_record(config, dataset, trainer))
                     return run(folder, config, dataset, verification, trainer, request)
-            except (OSError, MemoryError, StoreError) as error:
+            except (OSError, MemoryError, StoreError, LoggerError) as error:
                 print(f"error: {explain(error)}\n{how_to_resume(folder)}", file=sys.stderr)
                 return EXIT_MISTAKE
 
@@ -140,8 +143,15 @@ def run(
     validation = make_validation(config, dataset, trainer.device)
     checkpoint = restore(trainer, folder, on_problem=partial(print, file=sys.stderr)) if config.run.resume else None
     progress = TrainingProgress(steps=config.optimizer.steps, done=trainer.step)
+    make_logger = find_logger(config.run.logger)
     recorder = Recorder(
-        folder, trainer, normalizer=dataset.normalizer, task=task, config=asdict(config), checkpoint=checkpoint
+        folder,
+        trainer,
+        normalizer=dataset.normalizer,
+        task=task,
+        config=asdict(config),
+        checkpoint=checkpoint,
+        logger=make_logger() if make_logger is not None else None,
     )
     episodes: list[Episode] = []
     try:
