@@ -65,6 +65,7 @@ from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_ru
 from primal_dt.training.scalars import headline_name, spectrum_scalars
 from primal_dt.training.trainer import BadLossError, Trainer
 from primal_dt.training.validation import Validation
+from primal_dt.training.warm_start import WarmStart, read_warm_start, resume_warm_start
 
 SPECTRUM_SEQUENCES = 8
 VALIDATION_WINDOWS = 256
@@ -103,9 +104,12 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
         torch.set_num_threads(config.run.threads)
     if processes.device.type == "cpu":
         keep_freed_memory()
+    start = warm_start(config, record)
     dataset = load(config, record, processes)
+    if start is not None:
+        dataset = replace(dataset, kept_normalizer=start.normalizer)
     verification = Verification(dataset.store)
-    trainer = make_trainer(config, dataset, processes)
+    trainer = make_trainer(config, dataset, processes, start)
     with catch_signals(trainer.stop) as request:
         if not processes.is_main:
             return follow(config, trainer, verification)
@@ -114,7 +118,7 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
             try:
                 with memory_errors():
                     if not config.run.resume:
-                        write_record(folder, make_record(config, dataset, trainer))
+                        write_record(folder, make_record(config, dataset, trainer, start))
                     return run(folder, config, dataset, verification, trainer, request)
             except (OSError, MemoryError, StoreError, LoggerError) as error:
                 print(f"error: {explain(error)}\n{how_to_resume(folder)}", file=sys.stderr)
@@ -156,6 +160,9 @@ def run(
     episodes: list[Episode] = []
     try:
         with closing(recorder), closing(progress):
+            if config.model.init_from is not None and checkpoint is None:
+                verification.wait()
+                recorder.save()  # a resumed run does not need the other run
             for metrics in chain(recorder.unfinished, trainer):
                 verification.wait()
                 step, is_last = metrics.step, metrics.step == config.optimizer.steps
@@ -272,14 +279,26 @@ def load(config: Config, record: RunRecord | None, processes: Processes) -> Data
     return dataset
 
 
-def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trainer:
-    """Build the model and its trainer, with critics if they are wanted."""
-    trajectories, normalizer = dataset.trajectories, dataset.normalizer
+def warm_start(config: Config, record: RunRecord | None) -> WarmStart | None:
+    """Return the weights of another run that this run starts with, or started with, if any."""
+    if record is not None:
+        return resume_warm_start(Path(str(config.run.resume)), record)
+    return None if config.model.init_from is None else read_warm_start(config.model.init_from)
+
+
+def make_trainer(config: Config, dataset: Dataset, processes: Processes, start: WarmStart | None = None) -> Trainer:
+    """Build the model and its trainer, with critics if they are wanted. The optimizers always start from zero."""
+    trajectories, normalizer, shape = dataset.trajectories, dataset.normalizer, dataset.model_shape(config.model)
     torch.manual_seed(config.run.seed)
-    model = DecisionTransformer(dataset.model_shape(config.model)).to(processes.device)
+    model = DecisionTransformer(shape if start is None else start.fit(shape)).to(processes.device)
+    if start is not None:
+        start.load_model(model)
+        if processes.is_main and (problem := start.problem(dataset.own_normalizer)):
+            print(f"warning: {problem}", file=sys.stderr)
     if model.shape.conditioning == "max-return":
         highest = highest_returns(trajectories, model.shape.max_timesteps)
-        model.return_cap.copy_(torch.from_numpy(normalizer.returns(highest)))
+        cap = torch.from_numpy(normalizer.returns(highest)).to(processes.device)
+        model.return_cap.copy_(cap if start is None else cap.maximum(model.return_cap))
     guidance = None
     if config.optimizer.critic_weight:
         guidance = Guidance(
@@ -288,6 +307,8 @@ def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trai
             values=value_range(trajectories),
             reward_scale=normalizer.return_scale,
         )
+        if start is not None:
+            start.load_critics(guidance)
     episodes, _ = hold_out(len(trajectories.lengths), config.optimizer.validation)
     return Trainer(
         model,
@@ -354,7 +375,7 @@ def new_folder(config: Config) -> Path:
     )
 
 
-def make_record(config: Config, dataset: Dataset, trainer: Trainer) -> RunRecord:
+def make_record(config: Config, dataset: Dataset, trainer: Trainer, start: WarmStart | None) -> RunRecord:
     """Describe the run, for ``config.json``."""
     return RunRecord(
         config=config,
@@ -363,6 +384,7 @@ def make_record(config: Config, dataset: Dataset, trainer: Trainer) -> RunRecord
         threads=torch.get_num_threads(),
         device=str(trainer.device),
         num_parameters=trainer.model.num_parameters(),
+        initial_weights=None if start is None else start.source,
     )
 
 

@@ -130,6 +130,10 @@ class ModelConfig:
     """Start of the weights. published: as in the Decision Transformer's code: normal(0.02) in the blocks,
     torch's defaults for embeddings and action head, normal(0, 1) for timesteps.
     small: normal(0.02) everywhere but in the attention layers, which have torch's defaults."""
+    init_from: str | None = None
+    """Run folder or checkpoint file whose weights the training starts with, for fine-tuning.
+    The model must have the same shape. The units of states and returns are taken from that run as well.
+    If not given: new weights, by --init."""
     primal_init: Literal["unit", "orthonormal"] = "unit"
     """Start of W_e and W_r in the primal layers. unit: Frobenius norm 1 in each head, as published.
     orthonormal: orthonormal columns, a norm 5 to 8 times larger."""
@@ -354,6 +358,7 @@ EARLIER_VALUES: Mapping[str, Any] = {
     "attention_dropout": 0.0,
     "action_dropout": 0.0,
     "init": "small",
+    "init_from": None,
     "primal_init": "orthonormal",
     "conditioning": "return",
     "action_loss": "mse",

@@ -193,12 +193,14 @@ def test_a_service_gets_what_the_metrics_have(start: Any, wandb: Service) -> Non
     assert list(Path("runs/run").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_the_project_can_be_named(start: Any, wandb: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "robots")
     assert start("--logger", "wandb") == 0
     assert wandb.inits[0]["project"] == "robots"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_in_the_service(start: Any, wandb: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed at step 32 and computes the points after the checkpoint of step 20 again."""
     update = Trainer.update
@@ -219,6 +221,7 @@ def test_a_resumed_run_continues_in_the_service(start: Any, wandb: Service, monk
     assert [step for step, _ in scalars_of(Path("runs/run"))] == wandb.steps
 
 
+@pytest.mark.slow
 def test_a_failing_service_does_not_stop_the_training(
     start: Any, wandb: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_failing_service_does_not_stop_the_training(
     assert wandb.points == scalars_of(Path("runs/run"))
 
 
+@pytest.mark.slow
 def test_a_service_that_cannot_start_ends_the_run(
     start: Any, wandb: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +296,7 @@ def test_an_unusable_logger_is_an_error_before_the_work(start: Any, name: str, w
         find_logger(name)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_import_a_module_unasked(start: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A run folder may be from elsewhere. Its logger's module is imported if the user names it again."""
     assert start("--logger", "own_loggers:Lines") == 0
