@@ -191,8 +191,8 @@ class Job:
     def training_command(self, script: Path) -> list[str]:
         """Return the command that starts the training, or resumes it if it was started."""
         started = (self.folder / "config.json").exists()
-        flags = ["--resume", str(self.folder), *self.trust] if started else flags_of(self.config, self.preset)
-        return [sys.executable, str(script), *flags]
+        resume = ["--resume", str(self.folder), *self.trust, "--logger", self.config.run.logger]
+        return [sys.executable, str(script), *(resume if started else flags_of(self.config, self.preset))]
 
     @property
     def trust(self) -> list[str]:
