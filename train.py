@@ -58,12 +58,14 @@ from primal_dt.training.arguments import parse_config, resume_config
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.distributed import Processes, join_processes
 from primal_dt.training.guidance import MIN_HORIZON, Guidance, value_range
+from primal_dt.training.loggers import LoggerError, find_logger
 from primal_dt.training.progress import TrainingProgress
 from primal_dt.training.recorder import Recorder, restore
 from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
 from primal_dt.training.scalars import headline_name, spectrum_scalars
 from primal_dt.training.trainer import BadLossError, Trainer
 from primal_dt.training.validation import Validation
+from primal_dt.training.warm_start import WarmStart, read_warm_start, resume_warm_start
 
 SPECTRUM_SEQUENCES = 8
 VALIDATION_WINDOWS = 256
@@ -87,11 +89,13 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> tuple[Config, RunRecord | None]:
     """Return the configuration, and the record of the run to resume, if any."""
-    config = parse_config(arguments, description=__doc__)
+    config, record = parse_config(arguments, description=__doc__), None
     if config.run.resume is not None:
-        return resume_config(config, arguments)
-    check_writable(Path(config.run.out))
-    return config, None
+        config, record = resume_config(config, arguments)
+    else:
+        check_writable(Path(config.run.out))
+    find_logger(config.run.logger)  # fail now, not after the data is loaded
+    return config, record
 
 
 def train(config: Config, record: RunRecord | None, processes: Processes) -> int:
@@ -100,9 +104,12 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
         torch.set_num_threads(config.run.threads)
     if processes.device.type == "cpu":
         keep_freed_memory()
+    start = warm_start(config, record)
     dataset = load(config, record, processes)
+    if start is not None:
+        dataset = replace(dataset, kept_normalizer=start.normalizer)
     verification = Verification(dataset.store)
-    trainer = make_trainer(config, dataset, processes)
+    trainer = make_trainer(config, dataset, processes, start)
     with catch_signals(trainer.stop) as request:
         if not processes.is_main:
             return follow(config, trainer, verification)
@@ -111,9 +118,9 @@ def train(config: Config, record: RunRecord | None, processes: Processes) -> int
             try:
                 with memory_errors():
                     if not config.run.resume:
-                        write_record(folder, make_record(config, dataset, trainer))
+                        write_record(folder, make_record(config, dataset, trainer, start))
                     return run(folder, config, dataset, verification, trainer, request)
-            except (OSError, MemoryError, StoreError) as error:
+            except (OSError, MemoryError, StoreError, LoggerError) as error:
                 print(f"error: {explain(error)}\n{how_to_resume(folder)}", file=sys.stderr)
                 return EXIT_MISTAKE
 
@@ -140,12 +147,22 @@ def run(
     validation = make_validation(config, dataset, trainer.device)
     checkpoint = restore(trainer, folder, on_problem=partial(print, file=sys.stderr)) if config.run.resume else None
     progress = TrainingProgress(steps=config.optimizer.steps, done=trainer.step)
+    make_logger = find_logger(config.run.logger)
     recorder = Recorder(
-        folder, trainer, normalizer=dataset.normalizer, task=task, config=asdict(config), checkpoint=checkpoint
+        folder,
+        trainer,
+        normalizer=dataset.normalizer,
+        task=task,
+        config=asdict(config),
+        checkpoint=checkpoint,
+        logger=make_logger() if make_logger is not None else None,
     )
     episodes: list[Episode] = []
     try:
         with closing(recorder), closing(progress):
+            if config.model.init_from is not None and checkpoint is None:
+                verification.wait()
+                recorder.save()  # a resumed run does not need the other run
             for metrics in chain(recorder.unfinished, trainer):
                 verification.wait()
                 step, is_last = metrics.step, metrics.step == config.optimizer.steps
@@ -262,14 +279,26 @@ def load(config: Config, record: RunRecord | None, processes: Processes) -> Data
     return dataset
 
 
-def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trainer:
-    """Build the model and its trainer, with critics if they are wanted."""
-    trajectories, normalizer = dataset.trajectories, dataset.normalizer
+def warm_start(config: Config, record: RunRecord | None) -> WarmStart | None:
+    """Return the weights of another run that this run starts with, or started with, if any."""
+    if record is not None:
+        return resume_warm_start(Path(str(config.run.resume)), record)
+    return None if config.model.init_from is None else read_warm_start(config.model.init_from)
+
+
+def make_trainer(config: Config, dataset: Dataset, processes: Processes, start: WarmStart | None = None) -> Trainer:
+    """Build the model and its trainer, with critics if they are wanted. The optimizers always start from zero."""
+    trajectories, normalizer, shape = dataset.trajectories, dataset.normalizer, dataset.model_shape(config.model)
     torch.manual_seed(config.run.seed)
-    model = DecisionTransformer(dataset.model_shape(config.model)).to(processes.device)
+    model = DecisionTransformer(shape if start is None else start.fit(shape)).to(processes.device)
+    if start is not None:
+        start.load_model(model)
+        if processes.is_main and (problem := start.problem(dataset.own_normalizer)):
+            print(f"warning: {problem}", file=sys.stderr)
     if model.shape.conditioning == "max-return":
         highest = highest_returns(trajectories, model.shape.max_timesteps)
-        model.return_cap.copy_(torch.from_numpy(normalizer.returns(highest)))
+        cap = torch.from_numpy(normalizer.returns(highest)).to(processes.device)
+        model.return_cap.copy_(cap if start is None else cap.maximum(model.return_cap))
     guidance = None
     if config.optimizer.critic_weight:
         guidance = Guidance(
@@ -278,6 +307,8 @@ def make_trainer(config: Config, dataset: Dataset, processes: Processes) -> Trai
             values=value_range(trajectories),
             reward_scale=normalizer.return_scale,
         )
+        if start is not None:
+            start.load_critics(guidance)
     episodes, _ = hold_out(len(trajectories.lengths), config.optimizer.validation)
     return Trainer(
         model,
@@ -344,7 +375,7 @@ def new_folder(config: Config) -> Path:
     )
 
 
-def make_record(config: Config, dataset: Dataset, trainer: Trainer) -> RunRecord:
+def make_record(config: Config, dataset: Dataset, trainer: Trainer, start: WarmStart | None) -> RunRecord:
     """Describe the run, for ``config.json``."""
     return RunRecord(
         config=config,
@@ -353,6 +384,7 @@ def make_record(config: Config, dataset: Dataset, trainer: Trainer) -> RunRecord
         threads=torch.get_num_threads(),
         device=str(trainer.device),
         num_parameters=trainer.model.num_parameters(),
+        initial_weights=None if start is None else start.source,
     )
 
 

@@ -8,24 +8,21 @@ import importlib
 import importlib.util
 import io
 import json
-import os
 import re
-import sys
 import warnings
 from contextlib import redirect_stderr
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from envs.errors import DataError
+from primal_dt.system.modules import import_from_here
 from primal_dt.task import NO_LIMIT, Specification, Wrapper
 
 __all__ = [
     "check_makeable",
-    "import_from_here",
     "make_specified",
     "parse_specification",
     "plain_where_equal",
@@ -240,13 +237,6 @@ def _require_trust(what: str, entry_point: str, trust: bool) -> None:
 def _load(entry_point: str) -> Any:
     module, _, name = entry_point.partition(":")
     return getattr(import_from_here(module), name)
-
-
-def import_from_here(module: str) -> ModuleType:
-    """Import a module that is installed or in the working folder, which is on the path of ``python -m`` only."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    return importlib.import_module(module)
 
 
 def _text(value: Any) -> str:

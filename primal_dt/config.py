@@ -9,6 +9,7 @@ from primal_dt.schema import build, require_keys
 __all__ = [
     "EARLIER_VALUES",
     "PRESETS",
+    "SERVICES",
     "Config",
     "EvaluationConfig",
     "ModelConfig",
@@ -65,6 +66,9 @@ def check_reference(reference: tuple[float, float] | None) -> None:
             f"not {reference[0]:g} and {reference[1]:g}"
         )
 
+
+SERVICES = ("wandb", "trackio")
+"""Services that ``--logger`` knows: modules with the interface of Weights & Biases."""
 
 Attention = Literal[
     "primal-plus",
@@ -126,6 +130,10 @@ class ModelConfig:
     """Start of the weights. published: as in the Decision Transformer's code: normal(0.02) in the blocks,
     torch's defaults for embeddings and action head, normal(0, 1) for timesteps.
     small: normal(0.02) everywhere but in the attention layers, which have torch's defaults."""
+    init_from: str | None = None
+    """Run folder or checkpoint file whose weights the training starts with, for fine-tuning.
+    The model must have the same shape. The units of states and returns are taken from that run as well.
+    If not given: new weights, by --init."""
     primal_init: Literal["unit", "orthonormal"] = "unit"
     """Start of W_e and W_r in the primal layers. unit: Frobenius norm 1 in each head, as published.
     orthonormal: orthonormal columns, a norm 5 to 8 times larger."""
@@ -212,7 +220,8 @@ class RunConfig:
     threads: int | None = None
     """Number of CPU threads. If not given: torch's default."""
     resume: str | None = None
-    """Run folder to resume. All settings come from that run; only --device can be given as well."""
+    """Run folder to resume. All settings come from that run; only --device, --trust-env and --logger
+    can be given as well."""
     out: str = "runs"
     """Folder in which the run folder is created."""
     name: str | None = None
@@ -224,6 +233,10 @@ class RunConfig:
     A checkpoint is also saved at the end, and when the run is stopped."""
     spectrum_every_steps: int = 2_000
     """Steps between spectra of the attention layers, a multiple of --log-every-steps. 0: no spectra."""
+    logger: str = "tensorboard"
+    """Where curves go, in addition to metrics.jsonl and TensorBoard's files, which are always written.
+    tensorboard: nowhere else. wandb, trackio: that service; needs the extra of that name.
+    module:Name: your own class, whose module is imported."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +327,10 @@ class Config:
             )
         if run.name is not None and ("/" in run.name or run.name in ("", ".", "..")):
             raise ValueError(f"name ({run.name!r}) must be a folder name without '/', and not '', '.' or '..'")
+        if run.logger not in ("tensorboard", *SERVICES) and not all(run.logger.partition(":")):
+            raise ValueError(
+                f"logger ({run.logger!r}) must be tensorboard, {', '.join(SERVICES)}, or your own as module:Name"
+            )
 
 
 PRESETS: dict[str, tuple[str, Config]] = {
@@ -341,6 +358,7 @@ EARLIER_VALUES: Mapping[str, Any] = {
     "attention_dropout": 0.0,
     "action_dropout": 0.0,
     "init": "small",
+    "init_from": None,
     "primal_init": "orthonormal",
     "conditioning": "return",
     "action_loss": "mse",
@@ -354,7 +372,7 @@ the field is resumed with this value, and digests leave the field out while it h
 earlier runs stay the same."""
 
 
-LATER_FIELDS = (*EARLIER_VALUES, "shards", "clip_actions", "reference", "trust_env")
+LATER_FIELDS = (*EARLIER_VALUES, "shards", "clip_actions", "reference", "trust_env", "logger")
 """Fields that runs of earlier versions may lack. Those without an earlier value have their defaults."""
 
 

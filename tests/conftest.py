@@ -35,7 +35,8 @@ def data_variables(root: Path) -> dict[str, str]:
     return {"PRIMAL_DT_CACHE": str(root / "cache"), "MINARI_DATASETS_PATH": str(root / "minari")}
 
 
-os.environ |= data_variables(Path(tempfile.mkdtemp(prefix="primal-dt-tests-")))  # never the user's own
+OWN_ROOT = Path(tempfile.mkdtemp(prefix="primal-dt-tests-"))
+os.environ |= data_variables(OWN_ROOT) | {"TRACKIO_DIR": str(OWN_ROOT / "trackio")}  # never the user's own
 
 
 def small_data(path: Path) -> str:

@@ -347,7 +347,7 @@ def test_resume_takes_all_but_the_device_from_the_run(whole: Whole) -> None:
     resume = ["--resume", str(whole.folder)]
     assert train.parse(resume)[0].run.device == "cpu"
     assert train.parse([*resume, "--device", "cuda"])[0].run.device == "cuda"
-    with pytest.raises(ValueError, match="only --device and --trust-env can be given"):
+    with pytest.raises(ValueError, match="only --device, --trust-env and --logger can be given"):
         train.parse([*resume, "--steps", str(PRESETS["quick"][1].optimizer.steps)])
 
 
@@ -722,7 +722,7 @@ def test_resume_with_changed_data_is_refused(script: Script) -> None:
         (["--dataset", "OLD"], "the environment Hopper-v3 cannot be created"),
         (["--resume", "nowhere"], "nowhere is not a run"),
         (["--resume", "DATA"], "is a file: give a run folder"),
-        (["--resume", "nowhere", "--steps", "7"], "only --device and --trust-env can be given"),
+        (["--resume", "nowhere", "--steps", "7"], "only --device, --trust-env and --logger can be given"),
         (["--dataset", "DATA", "--device", "cuda:77"], "the device 'cuda:77' cannot be used"),
         (["--dataset", "DATA", "--device", "meta"], "the device 'meta' cannot be used"),
         (["--dataset", "DATA", "--out", "DATA"], "cannot be used: it is not a folder"),

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from envs.errors import DataError
 from envs.spaces import ActionBounds
-from envs.specifications import import_from_here
 from envs.tasks import Task
 from primal_dt.system.files import atomic_write
+from primal_dt.system.modules import import_from_here
 
 __all__ = [
     "BatchedPolicy",

@@ -76,6 +76,8 @@ class Dataset:
     task: Task
     store: Store
     parts: tuple[Part, ...]
+    kept_normalizer: Normalizer | None = None
+    """The normalizer of another run whose weights the training starts with; None for the data's own."""
 
     @property
     def trajectories(self) -> Trajectories:
@@ -85,6 +87,11 @@ class Dataset:
     @property
     def normalizer(self) -> Normalizer:
         """The normalizer: standardizes states and divides returns by the return scale."""
+        return self.kept_normalizer or self.own_normalizer
+
+    @property
+    def own_normalizer(self) -> Normalizer:
+        """The normalizer by this data's mean and standard deviation."""
         return self.store.normalizer(return_scale=self.return_scale)
 
     @property

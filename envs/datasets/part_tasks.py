@@ -15,13 +15,13 @@ from envs.datasets.suites import name_of_file
 from envs.errors import DataError
 from envs.specifications import (
     check_makeable,
-    import_from_here,
     plain_where_equal,
     registered,
     same_environment,
 )
 from envs.tasks import Environment, Spaces, Task, environment_of, task_of
 from primal_dt.config import Config, check_reference
+from primal_dt.system.modules import import_from_here
 from primal_dt.task import Reference, Specification
 
 __all__ = ["DataOptions", "check_early", "common_task", "environment_recorded_in", "is_described", "task_of_part"]

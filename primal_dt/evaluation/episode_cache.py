@@ -20,15 +20,9 @@ from primal_dt.evaluation.rollout import Episode
 from primal_dt.system.files import check_folder, check_writable, name_errors, open_regular
 from primal_dt.system.records import dump_record, parse_record
 
-__all__ = ["EpisodeCache", "file_digest"]
+__all__ = ["EpisodeCache"]
 
 log = logging.getLogger(__name__)
-
-
-def file_digest(path: Path) -> str:
-    """A digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 class EpisodeCache(Callback):

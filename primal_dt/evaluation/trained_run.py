@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from primal_dt.config import EARLIER_VALUES, without_earlier_values
-from primal_dt.evaluation.episode_cache import file_digest
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.rollout import Episode
 from primal_dt.policy.inference import InferenceMode, require_mode
+from primal_dt.system.files import file_digest
 from primal_dt.task import RunTask, Specification
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from primal_dt.training.metrics_log import curve_of, missing_points, scan_metrics

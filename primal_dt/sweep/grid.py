@@ -144,6 +144,8 @@ def jobs_of(
         arm: Arm = point["arm"]
         changes: dict[str, Any] = {"attention": arm.attention, **arm.model}
         changes |= {name: point[name] for name in ("rank", "eta") if point[name] is not None}
+        if base.model.init_from is not None:
+            changes["init_from"] = str(Path(base.model.init_from).resolve())  # jobs run in other folders
         model = replace(base.model, **changes)
         run = replace(base.run, seed=point["seed"], out=str(out.resolve()), threads=threads, device=device)
         optimizer = replace(base.optimizer, **arm.optimizer)

@@ -23,8 +23,8 @@ from primal_dt.training.scalars import HEADLINE, PLAIN_HEADLINE, score_text
 __all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
 
 State = Literal["queued", "training", "evaluating", "done", "failed", "stopped"]
-WHERE_AND_HOW = ("out", "name", "resume", "device", "threads", "save_every_steps")
-"""Fields of ``RunConfig`` that are not part of a job's identity: where it runs, and how often it saves."""
+WHERE_AND_HOW = ("out", "name", "resume", "device", "threads", "save_every_steps", "logger")
+"""Fields of ``RunConfig`` that are not part of a job's identity: where it runs and logs, and how often it saves."""
 
 
 def identity_of(config: Config, *, fingerprint: str, episodes: int) -> str:
@@ -191,8 +191,8 @@ class Job:
     def training_command(self, script: Path) -> list[str]:
         """Return the command that starts the training, or resumes it if it was started."""
         started = (self.folder / "config.json").exists()
-        flags = ["--resume", str(self.folder), *self.trust] if started else flags_of(self.config, self.preset)
-        return [sys.executable, str(script), *flags]
+        resume = ["--resume", str(self.folder), *self.trust, "--logger", self.config.run.logger]
+        return [sys.executable, str(script), *(resume if started else flags_of(self.config, self.preset))]
 
     @property
     def trust(self) -> list[str]:

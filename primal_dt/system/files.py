@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import stat
@@ -22,6 +23,7 @@ __all__ = [
     "check_regular",
     "check_space",
     "check_writable",
+    "file_digest",
     "lock_folder",
     "make_folder",
     "move",
@@ -104,6 +106,12 @@ def open_regular(path: Path, mode: Literal["rb", "ab", "a+b"]) -> BinaryIO:
         return os.open(name, flags, 0o666)
 
     return open(path, mode, opener=open_descriptor)
+
+
+def file_digest(path: Path) -> str:
+    """A digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def read_text(path: Path) -> str:

@@ -13,7 +13,7 @@ from primal_dt.training.run_folder import CONFIG, RunRecord, read_record, requir
 
 __all__ = ["parse_config", "resume_config"]
 
-MAY_DIFFER = ("trust_env", "run.resume", "run.device", "run.threads")
+MAY_DIFFER = ("trust_env", "run.resume", "run.device", "run.threads", "run.logger")
 """Settings of a resumed run that are not those of its ``config.json``. Its threads are compared with the record's."""
 
 
@@ -36,13 +36,13 @@ def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, Run
     """Return the configuration and the record of the run that ``--resume`` names.
 
     Raises:
-        ValueError: if the run does not exist, if ``arguments`` change anything but the device and the trust, or if
-            the run's ``config.json`` differs from its checkpoint.
+        ValueError: if the run does not exist, if ``arguments`` change anything but the device, the trust and the
+            logger, if the run's ``config.json`` differs from its checkpoint, or if it would have a module imported.
     """
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-    if others := ", ".join(sorted(given - {"--resume", "--device", "--trust-env"})):
+    if others := ", ".join(sorted(given - {"--resume", "--device", "--trust-env", "--logger"})):
         raise ValueError(
-            "--resume takes all settings from the run: only --device and --trust-env can be given with it, "
+            "--resume takes all settings from the run: only --device, --trust-env and --logger can be given with it, "
             f"not {others}"
         )
     folder = Path(str(config.run.resume))
@@ -50,7 +50,13 @@ def resume_config(config: Config, arguments: Sequence[str]) -> tuple[Config, Run
     _require_same_settings(folder, record)
     require_unchanged(folder)
     device = record.config.run.device if config.run.device == "auto" else config.run.device
-    run = replace(record.config.run, resume=config.run.resume, device=device, threads=record.threads)
+    logger = config.run.logger if "--logger" in given else record.config.run.logger
+    if ":" in logger and "--logger" not in given:
+        raise ValueError(
+            f"{folder} names the logger {logger}, whose module would be imported: if you trust it, give "
+            f"--logger {logger} again; or leave it out of this run with --logger tensorboard"
+        )
+    run = replace(record.config.run, resume=config.run.resume, device=device, threads=record.threads, logger=logger)
     return replace(record.config, run=run, trust_env=config.trust_env), record
 
 

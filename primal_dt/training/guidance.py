@@ -14,6 +14,7 @@ Axes: B batch, H steps of the critics' windows, K context steps, S state, A acti
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ DISCOUNT, AVERAGE, CRITIC_RATE = 0.99, 0.005, 3e-4
 MIN_HORIZON = 10
 """Minimum number of steps in the critics' windows."""
 POLICY_VALUE = "critic/policy_value"
+WHERE = "training.trainer.guidance"
 SCALARS = ("critic/loss", "critic/value", "critic/value_std", "critic/disagreement", POLICY_VALUE)
 """Names of what is logged about the critics. The last one is known only after the model was computed."""
 
@@ -129,8 +131,9 @@ class Guidance:
         self.discount = discount
         self.average = average
         self.values = values
-        self._unit = values.scale / reward_scale
-        """The unit of the critics, in units of the rewards in batches."""
+        self._reward_scale = reward_scale
+        self._scale = values.scale
+        """The unit of the critics."""
         self._model = model
         self.critic = TwinCritic(model.shape).to(device)
         self.average_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -145,8 +148,9 @@ class Guidance:
     def update_critics(self, batch: RewardBatch) -> dict[str, Tensor]:
         """Train the critics on windows of H steps. Returns what is logged, in the units of rewards."""
         with torch.no_grad():
-            targets, has_value = window_targets(batch, self._last_values(batch) * self._unit, self.discount)
-            targets, count = targets / self._unit, has_value.sum()
+            unit = self._scale / self._reward_scale  # in units of the rewards in batches
+            targets, has_value = window_targets(batch, self._last_values(batch) * unit, self.discount)
+            targets, count = targets / unit, has_value.sum()
             _sum_over_processes(count)
         self.critic.requires_grad_(True)
         done = self._model.action_space.encode(batch.actions)  # (B, H, F); padding is zero
@@ -166,7 +170,7 @@ class Guidance:
         self.critic.requires_grad_(False)  # while the model is trained
         loss_value, mean, square, apart, *size = numbers
         self._size = torch.stack(size)
-        scale = self.values.scale
+        scale = self._scale
         spread = (square - mean.square()).clamp(min=0).sqrt()
         return dict(zip(SCALARS[:-1], (loss_value, mean * scale, spread * scale, apart * scale), strict=True))
 
@@ -189,7 +193,7 @@ class Guidance:
         i, j = (1, 0) if swapped else (0, 1)
         values = self.critic.critics[i](torch.cat((batch.states, actions), dim=-1))[..., 0]  # (B, K)
         mean = values.masked_fill(~batch.valid, 0.0).sum() / num_valid
-        return -self.weight * mean / self._size[j].clamp(min=1e-6), mean.detach() * self.values.scale
+        return -self.weight * mean / self._size[j].clamp(min=1e-6), mean.detach() * self._scale
 
     @torch.no_grad()
     def update_averages(self) -> None:
@@ -210,14 +214,31 @@ class Guidance:
     def state_dict(self) -> dict[str, Any]:
         """The state that resuming needs."""
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {**parts, "optimizer": self._optimizer.state_dict()}
+        values = {"low": self.values.low, "high": self.values.high, "scale": self._scale}
+        return {**parts, "optimizer": self._optimizer.state_dict(), "values": values}
 
     def load_state_dict(self, state: dict[str, Any], *, step: int) -> None:
         """Restore a state from :meth:`state_dict`. Raise ValueError or RuntimeError if it is of another training."""
-        require_keys(state, (*self._parts(), "optimizer"), where="training.trainer.guidance")
-        for name, part in self._parts().items():
-            part.load_state_dict(require_keys(state[name], (), where=f"training.trainer.guidance.{name}"))
+        require_keys(state, (*self._parts(), "optimizer"), where=WHERE)
+        self.load_weights(state)
         load_optimizer(self._optimizer, state["optimizer"], step=step)
+
+    def load_weights(self, state: Mapping[str, Any]) -> None:
+        """Load the critics and the averages of a state from :meth:`state_dict`, in their unit.
+
+        The range of values then includes that of the data that they were trained on. States of earlier versions lack
+        the unit: the critics of such a run have the unit of its data, which is also that of this run if it is resumed.
+        """
+        require_keys(state, tuple(self._parts()), where=WHERE)
+        for name, part in self._parts().items():
+            part.load_state_dict(require_keys(state[name], (), where=f"{WHERE}.{name}"))
+        if "values" in state:
+            saved = require_keys(state["values"], ("low", "high", "scale"), where=f"{WHERE}.values")
+            numbers = [value for value in saved.values() if type(value) is float and math.isfinite(value)]
+            if len(numbers) < len(saved) or saved["scale"] <= 0:
+                raise ValueError(f"{WHERE}.values must be finite numbers with a positive scale, not {saved}")
+            self._scale = saved["scale"]
+            self.values = ValueRange(min(self.values.low, saved["low"]), max(self.values.high, saved["high"]))
 
     def _parts(self) -> dict[str, nn.Module]:
         return {"critic": self.critic, "average_critic": self.average_critic, "average_model": self.average_model}

@@ -136,6 +136,11 @@ class MetricsLog:
             os.fsync(self._file.fileno())  # the next checkpoint must not be ahead of the metrics on disk
         self._add_to_curves(line)
 
+    def last_values(self) -> dict[str, float]:
+        """Return the last value of every scalar."""
+        last = {name: value for line in self.lines for name, value in line.items()}
+        return {name: value for name, value in last.items() if name not in ("step", "time")}
+
     def _add_to_curves(self, line: Line) -> None:
         with name_errors(self._folder):
             for name, value in line.items():

@@ -9,6 +9,7 @@ from typing import Any
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointFolder, unreadable
+from primal_dt.training.loggers import Logger, LoggerError, LoggerFeed
 from primal_dt.training.metrics_log import MetricsLog, curve_of, missing_points
 from primal_dt.training.scalars import ABOUT, headline_name
 from primal_dt.training.trainer import Trainer, TrainMetrics
@@ -34,6 +35,10 @@ class Recorder:
         task: saved in every checkpoint.
         config: configuration as plain values: saved in every checkpoint, and shown in TensorBoard.
         checkpoint: checkpoint that the run resumes from, if any.
+        logger: a service that points are also sent to, if any.
+
+    Raises:
+        LoggerError: if the logger cannot start.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class Recorder:
         task: RunTask,
         config: Mapping[str, Any],
         checkpoint: Checkpoint | None = None,
+        logger: Logger | None = None,
     ) -> None:
         self.trainer = trainer
         self.normalizer = normalizer
@@ -65,10 +71,21 @@ class Recorder:
         )
         if problem := missing_points(self._log.lines, until_step=until, every_steps=trainer.log_every_steps):
             log.warning("%s (%s). The curves lack them", problem, folder)
+        self._feed: LoggerFeed | None = None
+        if logger is not None:
+            try:
+                self._feed = LoggerFeed(logger, folder=folder, config=config, points=self._log.lines)
+            except LoggerError:
+                self._log.close()
+                raise
 
     def close(self) -> None:
-        """Flush and close all files."""
-        self._log.close()
+        """Flush and close all files, and end the logger's run."""
+        try:
+            self._log.close()
+        finally:
+            if self._feed is not None:
+                self._feed.end(self._log.last_values())
 
     @property
     def score_curve(self) -> tuple[tuple[int, float], ...]:
@@ -78,6 +95,8 @@ class Recorder:
     def log(self, scalars: Mapping[str, float]) -> None:
         """Log the point of the trainer's step."""
         self._log.write(self.trainer.step, scalars)
+        if self._feed is not None:
+            self._feed.point(self.trainer.step, scalars)
 
     def save(self, *, unfinished: Mapping[str, float] | None = None) -> None:
         """Save a checkpoint of the trainer's step, unless it exists already.

@@ -26,6 +26,7 @@ from primal_dt.task import RunTask
 
 __all__ = [
     "DataPart",
+    "InitialWeights",
     "RunRecord",
     "lock_run",
     "make_run_folder",
@@ -49,6 +50,18 @@ class DataPart:
 
 
 @dataclass(frozen=True)
+class InitialWeights:
+    """The checkpoint of another run that a run started with."""
+
+    path: str
+    """The checkpoint file."""
+    digest: str
+    """Digest of the file's content."""
+    step: int
+    """Number of updates of the other run."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """Content of ``config.json``, which a run writes when it starts."""
 
@@ -58,6 +71,8 @@ class RunRecord:
     threads: int
     device: str
     num_parameters: int
+    initial_weights: InitialWeights | None = None
+    """Where the weights at step 0 came from; None if they were new."""
     provenance: Mapping[str, Any] = field(default_factory=provenance)
 
 
@@ -123,6 +138,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
         "threads": record.threads,
         "device": record.device,
         "num_parameters": record.num_parameters,
+        **({} if record.initial_weights is None else {"initial_weights": asdict(record.initial_weights)}),
         **record.provenance,
     }
     with atomic_write(folder / CONFIG) as file:
@@ -162,11 +178,12 @@ def require_unchanged(folder: Path) -> None:
 
 def _record(content: object) -> RunRecord:
     """Build a record from the content of ``config.json``. Raise ValueError if a value is missing or impossible."""
-    names = [item.name for item in fields(RunRecord) if item.name != "provenance"]
+    names = [item.name for item in fields(RunRecord) if item.name not in ("provenance", "initial_weights")]
     values = require_keys(content, (*names, *PROVENANCE), where=CONFIG)
     own = {name: values[name] for name in names} | {
         "config": config_from_dict(values["config"]),
         "task": RunTask.from_dict(values["task"]),
+        "initial_weights": values.get("initial_weights"),
         "provenance": {name: values[name] for name in PROVENANCE},
     }
     record = build(RunRecord, own, where=CONFIG)

@@ -81,6 +81,27 @@ def test_arms_change_what_they_name(tmp_path: Path) -> None:
         SweepConfig("policies", attention=("softmax",))
 
 
+def test_jobs_log_and_start_as_the_sweep_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they resume, and wherever they run."""
+    monkeypatch.chdir(tmp_path)
+    base = replace(
+        QUICK,
+        model=replace(QUICK.model, init_from="runs/old"),
+        run=replace(QUICK.run, logger="own_loggers:Lines"),
+    )
+    options: Any = {"threads": 1, "device": "cpu", "fingerprint": lambda dataset, base: dataset}
+    job = jobs_of(SWEEPS["grid"], base, out=tmp_path, **options)[0]
+    command = job.training_command(Path("train.py"))
+    assert command[command.index("--logger") + 1] == "own_loggers:Lines"
+    assert command[command.index("--init-from") + 1] == str(tmp_path / "runs" / "old")
+    job.folder.mkdir(parents=True)
+    (job.folder / "config.json").touch()
+    assert job.training_command(Path("train.py"))[2:] == [
+        *("--resume", str(job.folder)),
+        *("--logger", "own_loggers:Lines"),
+    ]
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return job_in(tmp_path)
@@ -115,7 +136,9 @@ def program_id(job: Job) -> int:
             model=ModelConfig(attention="softmax", rank=7, eta=0.0, dropout=0.25, num_heads=2),
             optimizer=OptimizerConfig(lr=3.5e-5, bf16=True, schedule="cosine", shards=2),
             evaluation=EvaluationConfig(targets=(100.0, 2.5), eval_every_steps=0),
-            run=RunConfig(seed=3, threads=2, device="cpu", name="some-run"),
+            run=RunConfig(
+                seed=3, threads=2, device="cpu", name="some-run", logger="tests.training.test_loggers:Memory"
+            ),
         ),
     ],
 )
