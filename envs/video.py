@@ -20,23 +20,31 @@ HOW = (
 
 
 CAMERA = {"camera_name": "track"}  # of MuJoCo's walkers, whose default camera does not follow them
+ENOUGH_FPS = 30
+"""Frames per second that are enough. Hopper makes 125 steps per second: a software renderer takes minutes for them all.
+"""
 
 
 class _Filmed:
-    """An environment that sends every rendered frame to a video encoder."""
+    """An environment that sends every n-th rendered frame to a video encoder, and the last one."""
 
-    def __init__(self, environment: Any, writer: Any) -> None:
+    def __init__(self, environment: Any, writer: Any, every_steps: int) -> None:
         self._environment = environment
         self._writer = writer
+        self._every_steps = every_steps
+        self._step = 0
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         answer: tuple[Any, dict[str, Any]] = self._environment.reset(seed=seed)
+        self._step = 0
         self._film()
         return answer
 
     def step(self, action: Any, /) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         answer: tuple[Any, float, bool, bool, dict[str, Any]] = self._environment.step(action)
-        self._film()
+        self._step += 1
+        if self._step % self._every_steps == 0 or answer[2] or answer[3]:
+            self._film()
         return answer
 
     def close(self) -> None:
@@ -76,7 +84,7 @@ def check_video(task: Task) -> None:
 
 
 def record_video(policy: Policy, task: Task, path: Path, *, target: float | None, seed: int) -> Episode:
-    """Run an episode and save it as a video. The file appears only when it is complete.
+    """Run an episode and save it as a video in real time. The file appears only when it is complete.
 
     Args:
         policy: the policy to run.
@@ -98,12 +106,14 @@ def record_video(policy: Policy, task: Task, path: Path, *, target: float | None
     try:
         environment.reset(seed=seed)
         height, width, _ = np.asarray(environment.render(), np.uint8).shape
-        writer = imageio_ffmpeg.write_frames(
-            str(partial), (width, height), fps=environment.metadata["render_fps"], macro_block_size=1
-        )
+        fps = environment.metadata["render_fps"]
+        every_steps = max(1, round(fps / ENOUGH_FPS))
+        writer = imageio_ffmpeg.write_frames(str(partial), (width, height), fps=fps / every_steps, macro_block_size=1)
         writer.send(None)
         try:
-            (episode,) = rollout(policy, lambda: _Filmed(environment, writer), targets=[target], seeds=[seed])
+            (episode,) = rollout(
+                policy, lambda: _Filmed(environment, writer, every_steps), targets=[target], seeds=[seed]
+            )
         finally:
             writer.close()
         move(partial, path)
