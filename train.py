@@ -46,6 +46,7 @@ from primal_dt.evaluation.report_files import write_report
 from primal_dt.evaluation.rollout import Episode, RolloutError
 from primal_dt.evaluation.score import evaluation_scalars, summarize, summary_table
 from primal_dt.evaluation.trained_run import describe_run
+from primal_dt.hub.sources import find_policy
 from primal_dt.model.loss import Objective
 from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.policy.policy import DecisionTransformerPolicy
@@ -283,7 +284,7 @@ def warm_start(config: Config, record: RunRecord | None) -> WarmStart | None:
     """Return the weights of another run that this run starts with, or started with, if any."""
     if record is not None:
         return resume_warm_start(Path(str(config.run.resume)), record)
-    return None if config.model.init_from is None else read_warm_start(config.model.init_from)
+    return None if config.model.init_from is None else read_warm_start(find_policy(config.model.init_from))
 
 
 def make_trainer(config: Config, dataset: Dataset, processes: Processes, start: WarmStart | None = None) -> Trainer:

@@ -132,6 +132,7 @@ class ModelConfig:
     small: normal(0.02) everywhere but in the attention layers, which have torch's defaults."""
     init_from: str | None = None
     """Run folder or checkpoint file whose weights the training starts with, for fine-tuning.
+    Also a shared policy: its folder, hub:OWNER/NAME or pretrained:hopper.
     The model must have the same shape. The units of states and returns are taken from that run as well.
     If not given: new weights, by --init."""
     primal_init: Literal["unit", "orthonormal"] = "unit"

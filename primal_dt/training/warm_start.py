@@ -17,6 +17,7 @@ from primal_dt.schema import require_keys
 from primal_dt.system.files import file_digest
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint, unreadable
 from primal_dt.training.guidance import Guidance
+from primal_dt.training.policy_folder import POLICY_CONFIG, is_policy_folder
 from primal_dt.training.run_folder import InitialWeights, RunRecord
 
 __all__ = ["WarmStart", "read_warm_start", "resume_warm_start"]
@@ -80,6 +81,11 @@ class WarmStart:
         """Load the critics, if the other run has some. Their optimizer starts from zero."""
         if self.checkpoint.critic is None:
             return
+        if Path(self.source.path).name == POLICY_CONFIG:
+            raise ValueError(
+                f"{self.source.path} is a shared policy: it has critics, but not the state to train them further. "
+                "Give its run to --init-from, or leave --critic-weight at 0"
+            )
         try:
             guidance.load_weights(
                 require_keys(self.checkpoint.training["trainer"], ("guidance",), where="it")["guidance"]
@@ -106,13 +112,16 @@ class WarmStart:
 
 
 def read_warm_start(path: str | Path) -> WarmStart:
-    """Read the last checkpoint of a run, or a checkpoint file.
+    """Read the last checkpoint of a run, a checkpoint file, or a shared policy, by its folder or its ``config.json``.
 
     Raises:
         CheckpointError: if it is missing or damaged. A damaged last checkpoint is not replaced by an older one.
     """
     path = Path(path)
-    if path.is_dir():
+    folder = path.parent if path.name == POLICY_CONFIG else path
+    if is_policy_folder(folder):  # config.json has the digest of the weights, so it stands for both files
+        file, checkpoint = folder / POLICY_CONFIG, load_checkpoint(folder)
+    elif path.is_dir():
         file, checkpoint, problems = CheckpointFolder(path / "checkpoints").newest(mmap=True)
         if problems:
             raise CheckpointError(f"{'; '.join(problems.values())}. To use an older checkpoint, give its path: {file}")

@@ -17,7 +17,7 @@ import train
 from envs.datasets.load import load_dataset
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.system.files import file_digest
-from primal_dt.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from primal_dt.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_policy
 from primal_dt.training.run_folder import InitialWeights, read_record
 from primal_dt.training.trainer import Trainer
 from primal_dt.training.warm_start import WarmStart, read_warm_start
@@ -220,6 +220,20 @@ def test_the_record_names_the_weights(start: Start) -> None:
 
 
 # Mistakes
+
+
+@pytest.mark.slow
+def test_a_shared_policy_can_be_fine_tuned(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its critics cannot: the state of their training is not shared."""
+    assert start("old", "old", *GUIDED) == 0
+    save_policy(Path("shared"), load_checkpoint("runs/old"))
+    assert start_killed(start, monkeypatch, "new", "new", "--init-from", "shared") == 130
+    weights, expected = load_checkpoint(first("new")).weights, load_checkpoint("runs/old").weights
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert start("guided", "new", "--init-from", "shared", *GUIDED) == 1
+    assert "is a shared policy: it has critics, but not the state to train them further" in capsys.readouterr().err
 
 
 def test_all_differences_are_listed(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
