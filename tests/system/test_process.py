@@ -16,7 +16,7 @@ assert keep_freed_memory()
 torch.set_num_threads(1)
 def step():
     tensors = [torch.ones(1 << 23) for _ in range(2)]  # 32 MiB each: by default, glibc always returns these
-for _ in range(3):
+for _ in range(10):  # gaps between the first tensors may be too small for the next ones
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
