@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from primal_dt.attention.build import build_attention
+from primal_dt.attention.causal import CausalPrimalAttention
+from primal_dt.attention.decoders import DECODERS, StateLayer, state_layer, valid_from_causal_mask
 from primal_dt.attention.ksvd import PenaltyReduction, ksvd_penalty
 from primal_dt.attention.layer import AttentionLayer
 
 __all__ = ["KsvdPenalty", "replace_attention"]
 
-HUGGING_FACE = {"ViTLayer": "attention", "DeiTLayer": "attention", "BertLayer": "attention.self"}
-"""Class of a Transformer layer -> path of its self-attention."""
+ENCODERS = {"ViTLayer": "attention", "DeiTLayer": "attention", "BertLayer": "attention.self"}
+"""Class of an encoder layer of Hugging Face transformers -> path of its self-attention."""
 OUTPUT_PROJECTIONS = {"BertLayer": "attention.output.dense"}
 """Class of a layer -> path of an output projection outside its self-attention. It is removed: our layers have one."""
 
@@ -121,8 +123,8 @@ class _ForTorch(_Replacement):
         return hidden if self.batch_first else hidden.transpose(0, 1), None
 
 
-class _ForHuggingFace(_Replacement):
-    """Replaces the self-attention of a Hugging Face transformers layer."""
+class _ForEncoder(_Replacement):
+    """Replaces the self-attention of an encoder layer of Hugging Face transformers."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **others: Any
@@ -134,6 +136,53 @@ class _ForHuggingFace(_Replacement):
                 "the layer supports self-attention over a whole sequence only"
             )
         return self.attend(hidden_states, _valid_from_attention_mask(attention_mask, hidden_states)), None
+
+
+class _ForDecoder(_Replacement):
+    """Replaces the causal self-attention of a decoder layer of Hugging Face transformers.
+
+    The layer sees all earlier tokens. Rotary position embeddings and sliding windows do not apply to it.
+    """
+
+    def __init__(self, layer: AttentionLayer, *, kind: str, index: int) -> None:
+        super().__init__(layer)
+        self.kind = kind
+        self.index = index
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """Compute attention and update the cache, if there is one; returns None in place of the attention weights."""
+        for name in ("encoder_hidden_states", "cu_seq_lens_q"):
+            if others.get(name) is not None:
+                raise ValueError(f"{name} is not supported: the layer is self-attention, with one sequence in each row")
+        valid = valid_from_causal_mask(attention_mask, hidden_states)
+        if past_key_values is None:
+            return self.attend(hidden_states, valid), None
+        return self._extend(state_layer(past_key_values, self.index), hidden_states, valid), None
+
+    def _extend(self, past: StateLayer, x: Tensor, valid: Tensor | None) -> Tensor:
+        """Compute the outputs (B, M, D) of new tokens, and store the state after them."""
+        layer, state = self.layer, None
+        if not past.num_tokens:  # a prompt, or training, where use_cache is True by default
+            hidden = self.attend(x, valid)
+            if isinstance(layer, CausalPrimalAttention):
+                _, state = layer.advance(x, layer.initial_state(len(x)), valid, positions=slice(0, 0))
+        elif isinstance(layer, CausalPrimalAttention) and past.state is not None:
+            hidden, state = layer.advance(x, past.state, valid)
+            if self.training:
+                self.objective, self.passed = None, False  # J is that of whole sequences
+        else:
+            raise ValueError(
+                f"attention kind {self.kind!r} cannot continue from a cache, because it has no state that is updated "
+                "token by token: pass use_cache=False"
+            )
+        past.store(state, x.shape[1])
+        return hidden
 
 
 def _valid_from_padding(mask: Tensor | None) -> Tensor | None:
@@ -175,13 +224,19 @@ def replace_attention(
 ) -> KsvdPenalty:
     """Replace attention layers of a model, in place. The new layers have new weights; all other weights stay.
 
-    Supports ``nn.TransformerEncoder`` and the ViT, DeiT and BERT encoders of Hugging Face transformers, alone or inside
-    a larger model. With the defaults and ``layers=[-1]`` this is Primal.+ of the paper; with all layers, PrimalFormer.
+    Supports ``nn.TransformerEncoder`` and, of Hugging Face transformers, the encoders ViT, DeiT and BERT and the
+    decoders GPT-2, Llama, Mistral, Qwen2 and Qwen3, alone or inside a larger model. With the defaults and
+    ``layers=[-1]`` this is Primal.+ of the paper; with all layers, PrimalFormer.
+
+    In decoders the new layers are causal, and ``kind="primal"`` is :class:`CausalPrimalAttention`. It sees all earlier
+    tokens: rotary position embeddings and sliding windows do not apply to it. Generation with a cache stores a state of
+    fixed size instead of keys and values. Other kinds have no such state and generate with ``use_cache=False``.
+    Cross-attention beside a replaced layer stays as it is.
 
     Args:
         model: the model, changed in place.
         layers: indices of the Transformer layers, counted from the first; negative indices count from the last.
-        kind: attention kind, as for :func:`build_attention`. The new layers are bidirectional.
+        kind: attention kind, as for :func:`build_attention`. The model determines whether it is causal.
         reduction: how the penalties of several layers are combined: ``mean``, as published, or ``sum``.
         options: options of the kind, such as ``rank=32, rank_multi=10``.
 
@@ -190,11 +245,9 @@ def replace_attention(
     """
     found = _layers_of(model)
     if fixed := {"width", "num_heads", "causal"} & options.keys():
-        raise ValueError(
-            f"{', '.join(sorted(fixed))} cannot be set: the model determines width and num_heads, and causal is False"
-        )
+        raise ValueError(f"{', '.join(sorted(fixed))} cannot be set: the model determines width, num_heads and causal")
     if not found:
-        known = ", ".join(["nn.TransformerEncoderLayer", *HUGGING_FACE])
+        known = ", ".join(["nn.TransformerEncoderLayer", *ENCODERS, *DECODERS])
         raise TypeError(f"{type(model).__name__} has no Transformer layer of a supported class: {known}")
     chosen = _choose(list(found), layers)
     if again := [name for name in chosen if _replacement_in(found[name]) is not None]:
@@ -211,7 +264,7 @@ def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.TransformerEncoderLayer) or type(module).__name__ in HUGGING_FACE
+        if isinstance(module, nn.TransformerEncoderLayer) or type(module).__name__ in ENCODERS | DECODERS
     }
 
 
@@ -236,23 +289,38 @@ def _choose(names: list[str], layers: Iterable[int]) -> list[str]:
 def _replace_in(layer: nn.Module, kind: str, options: dict[str, Any]) -> _Replacement:
     """Put a new attention layer into a Transformer layer, with that layer's device, dtype and training mode."""
 
-    def build(width: int, num_heads: int, *, bias: bool = True) -> AttentionLayer:
-        settings = {"bias": bias, **options}
-        return build_attention(kind, width=width, num_heads=num_heads, **settings).to(next(layer.parameters()))
+    def build(width: int, num_heads: int, **settings: Any) -> AttentionLayer:
+        new = build_attention(kind, width=width, num_heads=num_heads, **(settings | options))
+        return new.to(next(layer.parameters()))
 
+    name = type(layer).__name__
     replacement: _Replacement
     if isinstance(layer, nn.TransformerEncoderLayer):
         old, place = layer.self_attn, "self_attn"
         new = build(old.embed_dim, old.num_heads, bias=old.in_proj_bias is not None)
         replacement = _ForTorch(new, batch_first=old.batch_first)
-    else:
-        name = type(layer).__name__
-        if getattr(layer, "is_decoder", False):
-            raise ValueError(f"{name} is a decoder layer: only bidirectional layers can be replaced")
-        place = HUGGING_FACE[name]
+    elif name in DECODERS:
+        place = DECODERS[name]
         attention: Any = layer.get_submodule(place)
-        replacement = _ForHuggingFace(build(attention.config.hidden_size, attention.num_attention_heads))
+        config = attention.config
+        if not getattr(config, "is_causal", True):
+            raise ValueError(f"{name} must be causal, but the model's configuration has is_causal=False")
+        new = build(config.hidden_size, config.num_attention_heads, causal=True, **_decoder_settings(attention))
+        replacement = _ForDecoder(new, kind=kind, index=attention.layer_idx)
+    else:
+        if getattr(layer, "is_decoder", False):
+            raise ValueError(f"this {name} is a decoder layer: only bidirectional layers can be replaced in its class")
+        place = ENCODERS[name]
+        attention = layer.get_submodule(place)
+        replacement = _ForEncoder(build(attention.config.hidden_size, attention.num_attention_heads))
         if name in OUTPUT_PROJECTIONS:
             layer.set_submodule(OUTPUT_PROJECTIONS[name], nn.Identity())
     layer.set_submodule(place, replacement.train(layer.training))
     return replacement
+
+
+def _decoder_settings(attention: Any) -> dict[str, Any]:
+    """Biases as in the query projection of a Llama-like layer; GPT-2 has biases, and a dropout after its projection."""
+    if hasattr(attention, "q_proj"):
+        return {"bias": attention.q_proj.bias is not None}
+    return {"dropout": attention.resid_dropout.p}
