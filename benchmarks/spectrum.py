@@ -16,8 +16,8 @@ from typing import Any
 import tyro
 from torch import nn
 
-from benchmarks.classify import RESULT
 from benchmarks.program import run_program
+from benchmarks.runs import RESULT
 from benchmarks.uea.run import load_encoder
 from envs.datasets.load import reload_dataset
 from primal_dt.attention import AttentionLayer, Spectrum, model_head_distances, model_spectra

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.classify import Sequences
+from benchmarks.batches import Sequences
 
 __all__ = ["MAX_BYTES", "TRAINING_FILES", "load_image", "load_pathfinder", "load_retrieval", "load_text"]
 
