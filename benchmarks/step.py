@@ -3,7 +3,7 @@
 Axes: B batch, L tokens, C classes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,7 +18,7 @@ from benchmarks.batches import LabeledBatch
 from primal_dt.attention import PenaltyReduction, ksvd_penalty
 from primal_dt.training.distributed import Processes
 
-__all__ = ["ONE_PROCESS", "Losses", "accuracy", "task_loss", "total_over", "update"]
+__all__ = ["ONE_PROCESS", "Losses", "accuracy", "task_loss", "top_accuracies", "total_over", "update"]
 
 ONE_PROCESS = Processes(0, 1, torch.device("cpu"))
 
@@ -142,14 +142,25 @@ def total_over(results: Iterable[Tensor], processes: Processes) -> Tensor:
     return total.cpu()
 
 
-@torch.inference_mode()
 def accuracy(model: nn.Module, batches: Iterable[LabeledBatch], processes: Processes = ONE_PROCESS) -> float:
     """Compute the percentage of sequences that are classified correctly. Processes take the batches in turn."""
+    return top_accuracies(model, batches, processes, tops=(1,))[0]
+
+
+@torch.inference_mode()
+def top_accuracies(
+    model: nn.Module, batches: Iterable[LabeledBatch], processes: Processes, *, tops: Sequence[int]
+) -> list[float]:
+    """Compute the percentages of sequences whose class is among the n highest scores, for each n of ``tops``.
+
+    Processes take the batches in turn.
+    """
     model.eval()
-    counts = [torch.zeros(2, dtype=torch.int64, device=processes.device)]
+    counts = [torch.zeros(1 + len(tops), dtype=torch.int64, device=processes.device)]
     for batch in islice(batches, processes.rank, None, processes.count):
-        right = (model(batch.x, batch.valid).logits.argmax(-1) == batch.labels).sum()
-        counts.append(torch.stack((right, torch.full_like(right, len(batch.labels)))))
+        best = model(batch.x, batch.valid).logits.topk(max(tops)).indices  # (B, largest n)
+        right = best == batch.labels[:, None]
+        counts.append(torch.stack([torch.full_like(batch.labels[0], len(right)), *(right[:, :n].sum() for n in tops)]))
     model.train()
-    correct, number = total_over(counts, processes).tolist()
-    return 100 * correct / number
+    number, *correct = total_over(counts, processes).tolist()
+    return [100 * count / number for count in correct]
