@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.encoder import Encoder, EncoderBlock, EncoderShape
 
-__all__ = ["MODELS", "PatchEmbedding", "Size", "VisionTransformer", "build_model", "num_tokens"]
+__all__ = ["MODELS", "DropPath", "PatchEmbedding", "Size", "VisionTransformer", "build_model", "num_tokens"]
 
 EPSILON = 1e-6
 """Of the LayerNorms, as in DeiT."""
