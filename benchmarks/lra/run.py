@@ -56,6 +56,9 @@ class Config(ClassifierFlags):
     """Training steps. If not given, the published number for the task. The warm-up keeps its share of the steps."""
     batch_size: int | None = None
     """Sequences, or pairs of them, per step. If not given, the published number for the task."""
+    accumulate: int = 1
+    """Parts in which a batch is computed, one after another. More parts need less memory. The penalty is then the mean
+    over the parts, each with its own mean of J. Not for pairs."""
     lr: float = 1e-4
     """Peak learning rate of AdamW. The rate rises linearly to the peak, then falls linearly."""
     select: Literal["last", "validation"] = "last"
@@ -73,7 +76,7 @@ class Config(ClassifierFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = {"steps": self.steps, "batch_size": self.batch_size}
+        sizes = {"steps": self.steps, "batch_size": self.batch_size, "accumulate": self.accumulate}
         sizes |= {"efficiency_batch": self.efficiency_batch, "lengths": min(self.lengths, default=0)}
         if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
             raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
@@ -81,6 +84,8 @@ class Config(ClassifierFlags):
             raise ValueError("lr and efficiency_seconds must be finite and above 0")
         if self.task != "listops" and self.folder is None and not self.efficiency:
             raise ValueError(f"{self.task} needs --folder: its files are not generated")
+        if self.published.is_pair and self.accumulate > 1:
+            raise ValueError(f"accumulate ({self.accumulate}) must be 1 for {self.task}, a task of pairs")
 
     @property
     def published(self) -> Task:
@@ -100,6 +105,7 @@ class Config(ClassifierFlags):
             "max_length": self.published.max_length,
             "steps": self.published.steps if self.steps is None else self.steps,
             "batch_size": self.published.batch_size if self.batch_size is None else self.batch_size,
+            "accumulate": self.accumulate,
             "lr": self.lr,
             "select": self.select,
             "device": self.device,
@@ -178,6 +184,8 @@ def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences
             seed,
             eta=primal.eta if attention in PENALIZED else 0.0,
             penalty=primal.penalty,
+            accumulate=config.accumulate,
+            save_every_steps=20,
             log_every_steps=LOG_EVERY_STEPS,
             evaluate_every_steps=task.eval_every_steps if validates else 0,
             best="validation/accuracy" if validates else None,

@@ -125,6 +125,8 @@ def test_the_schedule_is_the_published_cycle() -> None:
     [
         ({"steps": 0}, r"steps \(0\) must be at least 1"),
         ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
+        ({"accumulate": 0}, r"accumulate \(0\) must be at least 1"),
+        ({"task": "retrieval", "folder": Path(), "accumulate": 2}, r"accumulate \(2\) must be 1 for retrieval"),
         ({"lengths": ()}, r"lengths \(0\) must be at least 1"),
         ({"seeds": (1, 1)}, "seeds must have at least one entry and no duplicates"),
         ({"eta": -0.1}, r"eta \(-0\.1\) must be finite and at least 0"),
