@@ -120,6 +120,7 @@ class Config(ClassifierFlags):
         own = self.settings(attention, seed)
         settings = [self.primal(attention).label] if attention in PENALIZED else []
         settings += [f"{own['steps']}x{own['batch_size']}-lr{self.lr:g}"]
+        settings += [f"parts{self.accumulate}"] if self.accumulate > 1 else []
         settings += [self.network] if self.network != "published" else []
         settings += ["validated"] if self.select != "last" else []
         return self.out / "__".join([self.task, attention, *settings, f"s{seed}"])
