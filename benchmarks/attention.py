@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Timing, large_matrix_product, peak_memory_mib, run_alone, time_interleaved
-from benchmarks.program import check_device, run_program, save_report
+from benchmarks.program import run_program, save_report
 from primal_dt.attention import ATTENTION_KINDS, CAUSAL_KINDS, AttentionLayer, build_attention
 from primal_dt.system.table import format_table
+from primal_dt.training.distributed import choose_device
 
 WIDTH, NUM_HEADS, RANK = 128, 2, 32
 PRIMAL, EXPLICIT, FUSED = "primal", "softmax, matrix in memory", "softmax, fused"
@@ -315,7 +316,7 @@ def check(config: Config) -> None:
         sys.exit(f"--threads must be at least 1, not {config.threads}")
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("the plot needs matplotlib: pip install -c constraints.txt -e '.[plots]'")
-    check_device(config.device)
+    choose_device(config.device)
     try:
         config.out.mkdir(parents=True, exist_ok=True)
         (config.out / "attention.json").touch()

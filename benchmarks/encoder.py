@@ -24,7 +24,7 @@ __all__ = [
     "check_stacks",
 ]
 
-Network = Literal["ours", "uea", "lra"]
+Network = Literal["ours", "uea", "lra", "vit"]
 
 PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
 STACKS = (
@@ -70,7 +70,8 @@ class EncoderShape:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Kind of attention -> additional arguments of ``build_attention``."""
     network: Network = "ours"
-    """The network: ``ours`` (:class:`Encoder`), or the published one of UEA or LRA (benchmarks.published_encoder)."""
+    """The network: ``ours`` (:class:`Encoder`), the published one of UEA or LRA (benchmarks.published_encoder), or
+    ``vit`` (benchmarks.images)."""
     is_pair: bool = False
     """Whether an input is a pair of sequences to be compared."""
     zero_is_padding: bool = False

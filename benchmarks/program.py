@@ -13,7 +13,7 @@ from primal_dt.system.files import atomic_write
 from primal_dt.system.provenance import commit
 from primal_dt.system.terminal import begin_program, explain
 
-__all__ = ["check_device", "run_program", "save_report"]
+__all__ = ["run_program", "save_report"]
 
 ConfigT = TypeVar("ConfigT")
 
@@ -37,18 +37,6 @@ def run_program(main: Callable[[ConfigT], None], config: type[ConfigT], *, name:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-def check_device(device: str) -> None:
-    """Check that a device can be used.
-
-    Raises:
-        ValueError: if torch cannot create a tensor on it.
-    """
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def save_report(path: Path, report: str, raw: Mapping[str, Any]) -> None:

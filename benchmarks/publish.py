@@ -16,9 +16,9 @@ from typing import Any
 
 import tyro
 
-from benchmarks.classify import RESULT
 from benchmarks.program import run_program
 from benchmarks.result_tables import REPORTS, TABLES
+from benchmarks.runs import RESULT
 from primal_dt.evaluation.score import target_text
 from primal_dt.system.files import atomic_write
 from primal_dt.training.metrics_log import read_metrics

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from benchmarks.classify import spread
 from benchmarks.lra.efficiency import ROWS, Cell, cost_table, findings
 from benchmarks.published import TABLE_1, TABLE_6, UEA_SETTINGS
+from benchmarks.runs import spread
 from benchmarks.settings import Primal
 from benchmarks.spectrum import table as spectrum_table
 from primal_dt.system.table import format_table

@@ -1,9 +1,10 @@
 """Rank of trained attention layers (Figure 1 of the paper): explained variance as a plot and a table.
 
-Reads run folders of ``train.py`` (Decision Transformers, on windows of their data set) and of ``benchmarks.uea`` (time
-series encoders, on their test series). For every layer it reports which share of the singular values of the attention
-or kernel matrix explains 90 % of the variance, the effective rank, and the mean distance between its heads (0: equal,
-1.41: orthogonal). They are means over sequences, the first two also over heads.
+Reads run folders of ``train.py`` (Decision Transformers, on windows of their data set), of ``benchmarks.uea`` (encoders
+of time series) and of ``benchmarks.images`` (vision transformers), the latter two on their test data. For every layer
+it reports which share of the singular values of the attention or kernel matrix explains 90 % of the variance, the
+effective rank, and the mean distance between its heads (0: equal, 1.41: orthogonal). They are means over sequences, the
+first two also over heads.
 """
 
 import json
@@ -16,9 +17,10 @@ from typing import Any
 import tyro
 from torch import nn
 
-from benchmarks.classify import RESULT
+from benchmarks.images import run as images
 from benchmarks.program import run_program
-from benchmarks.uea.run import load_encoder
+from benchmarks.runs import RESULT
+from benchmarks.uea import run as uea
 from envs.datasets.load import reload_dataset
 from primal_dt.attention import AttentionLayer, Spectrum, model_head_distances, model_spectra
 from primal_dt.data.sampler import WindowSampler
@@ -27,6 +29,9 @@ from primal_dt.system.provenance import commit
 from primal_dt.system.table import format_table
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.run_folder import read_record
+
+COLUMNS = 4
+"""Panels of the plot side by side."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class Config:
 def model_of(folder: Path, sequences: int) -> tuple[nn.Module, tuple[object, ...]]:
     """Load the model of a run, and inputs for it."""
     if (folder / RESULT).is_file():
-        encoder, batch = load_encoder(folder, sequences)
+        network = json.loads((folder / RESULT).read_text()).get("shape", {}).get("network")
+        encoder, batch = (images if network == "vit" else uea).load_encoder(folder, sequences)
         return encoder, (batch.x, batch.valid)
     record = read_record(folder)
     _, checkpoint, _ = CheckpointFolder(folder / "checkpoints").newest()
@@ -113,8 +119,13 @@ def save_plot(every: Mapping[str, Mapping[str, Spectrum]], path: Path, *, varian
 
     layers = list(dict.fromkeys(layer for spectra in every.values() for layer in spectra))
     percents, lowest = range(1, 101), 100.0
-    figure = Figure(figsize=(1.0 + 3.6 * len(layers), 3.6), layout="constrained")
-    for panel, layer in zip(figure.subplots(1, len(layers), sharey=True, squeeze=False)[0], layers, strict=True):
+    columns = min(len(layers), COLUMNS)
+    rows = -(-len(layers) // columns)
+    figure = Figure(figsize=(1.0 + 3.6 * columns, 3.6 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for unused in panels[len(layers) :]:
+        unused.remove()
+    for panel, layer in zip(panels, layers, strict=False):
         for name, spectra in every.items():
             if layer in spectra:
                 explained = [explained_at(spectra[layer], percent) for percent in percents]
@@ -141,7 +152,7 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder looks like a run of train.py or benchmarks.uea."""
+    """Whether a folder looks like a run of train.py, benchmarks.uea or benchmarks.images."""
     return (folder / RESULT).is_file() or (folder / "config.json").is_file()
 
 
@@ -155,9 +166,9 @@ def main(config: Config) -> None:
     """Compute, print, save. Of several paths, those that are not runs are skipped: runs/* may match other files."""
     folders = [folder for folder in config.runs if len(config.runs) == 1 or is_run(folder)]
     for other in sorted(set(config.runs) - set(folders)):
-        print(f"{other} is skipped: it is not a run of train.py or benchmarks.uea", file=sys.stderr)
+        print(f"{other} is skipped: it is not a run of train.py, benchmarks.uea or benchmarks.images", file=sys.stderr)
     if not folders:
-        raise ValueError("none of these is a run of train.py or benchmarks.uea")
+        raise ValueError("none of these is a run of train.py, benchmarks.uea or benchmarks.images")
     every = {
         name: spectra_of(folder, config.sequences) for name, folder in zip(names_of(folders), folders, strict=True)
     }

@@ -16,13 +16,14 @@ from typing import Literal
 
 import tyro
 
-from benchmarks.classify import SavedRun
 from benchmarks.lra import run as lra
-from benchmarks.program import check_device, run_program
+from benchmarks.program import run_program
 from benchmarks.published import TABLE_6, TABLE_8, TABLE_9
+from benchmarks.runs import SavedRun
 from benchmarks.uea import run as uea
 from primal_dt.system.files import check_writable
 from primal_dt.system.table import format_table
+from primal_dt.training.distributed import Processes, join_processes
 
 RANKS, ETAS = (20, 30, 40), (0.0, 0.1, 0.2, 0.5)
 WEIGHTS = {"data-independent": False, "data-dependent": True}
@@ -106,34 +107,34 @@ def cell(runs: Mapping[str, list[SavedRun]], paper: float) -> str:
     return f"{statistics.mean(scores):.1f} ({paper:.1f})"
 
 
-def table6(config: Config) -> str:
+def table6(config: Config, processes: Processes) -> str:
     """Accuracy of PrimalFormer by rank and eta."""
     rows = []
     for dataset in config.names:
         base = uea_config(config, dataset, "primalformer")
         for rank in RANKS:
-            runs = {eta: uea.run_all(replace(base, rank=rank, eta=eta)) for eta in ETAS}
+            runs = {eta: uea.run_all(replace(base, rank=rank, eta=eta), processes) for eta in ETAS}
             cells = [cell(runs[eta], TABLE_6[dataset][rank, eta]) for eta in ETAS]
             rows.append([dataset, str(rank), *cells])
     return format_table(["PrimalFormer, test accuracy, %", "rank", *(f"eta {eta:g}" for eta in ETAS)], rows)
 
 
-def table8(config: Config) -> str:
+def table8(config: Config, processes: Processes) -> str:
     """Accuracy of Primal.+ on UEA by the kind of weights."""
     rows = []
     for dataset in config.names:
         base = uea_config(config, dataset, "primal-plus")
-        runs = {name: uea.run_all(replace(base, data_dependent=value)) for name, value in WEIGHTS.items()}
+        runs = {name: uea.run_all(replace(base, data_dependent=value), processes) for name, value in WEIGHTS.items()}
         rows.append([dataset, *(cell(runs[name], TABLE_8[dataset][name]) for name in WEIGHTS)])
     return format_table(["Primal.+, test accuracy, %", *WEIGHTS], rows)
 
 
-def table9(config: Config) -> str:
+def table9(config: Config, processes: Processes) -> str:
     """Accuracy of Primal.+ on the Long-Range Arena by the kind of weights."""
     rows = []
     for task in config.names:
         base = lra_config(config, task)
-        runs = {name: lra.run_all(replace(base, data_dependent=value)) for name, value in WEIGHTS.items()}
+        runs = {name: lra.run_all(replace(base, data_dependent=value), processes) for name, value in WEIGHTS.items()}
         rows.append([task, *(cell(runs[name], TABLE_9[task][name]) for name in WEIGHTS)])
     return format_table(["Primal.+, test accuracy, %", *WEIGHTS], rows)
 
@@ -141,9 +142,11 @@ def table9(config: Config) -> str:
 def main(config: Config) -> None:
     """Train what is missing, and print the table."""
     check_writable(config.out)
-    check_device(config.device)
-    tables: dict[str, Callable[[Config], str]] = {"table6": table6, "table8": table8, "table9": table9}
-    print(f"\n{tables[config.table](config)}")
+    tables: dict[str, Callable[[Config, Processes], str]] = {"table6": table6, "table8": table8, "table9": table9}
+    with join_processes(config.device) as processes:
+        text = tables[config.table](config, processes)
+    if processes.is_main:
+        print(f"\n{text}")
 
 
 if __name__ == "__main__":

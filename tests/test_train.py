@@ -484,7 +484,7 @@ def test_run_without_checkpoints_restarts(script: Script, finished: Path, whole:
 
 @pytest.mark.slow
 def test_killed_runs_lose_nothing(script: Script) -> None:
-    """After each of 20 kills at random moments, all files are readable. The result is that of an undisturbed run."""
+    """After each of 12 kills at random moments, all files are readable. The result is that of an undisturbed run."""
     flags = ["--steps", "200", "--log-every-steps", "2", "--save-every-steps"]
     script.start(*flags, "200", "--out", "undisturbed")
     arguments = ["--dataset", script.data, *RUN, *flags, "2", "--out", "killed"]
@@ -498,7 +498,7 @@ def test_killed_runs_lose_nothing(script: Script) -> None:
         return process
 
     chance, newest = random.Random(0), 0
-    for _ in range(20):
+    for _ in range(12):
         process = launch()
         points = chance.randint(0, 3)  # kill it while it starts, or at any moment after some more points
         target = num_points() + points

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.classify import Sequences
+from benchmarks.batches import Sequences
 from benchmarks.encoder import EncoderShape, Network
 from benchmarks.lra.files import load_image, load_pathfinder, load_retrieval, load_text
 from benchmarks.lra.listops import NUM_CLASSES, TOKENS, load_listops

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.classify import LabeledBatch, update
+from benchmarks.batches import LabeledBatch
 from benchmarks.lra.data import OPTIONS, encoder_shape
 from benchmarks.measure import peak_memory_mib, run_alone, time_interleaved
 from benchmarks.published import TABLE_3
 from benchmarks.published_encoder import build_encoder
 from benchmarks.settings import Primal
+from benchmarks.step import update
 from primal_dt.system.files import atomic_write
 from primal_dt.system.provenance import provenance
 from primal_dt.system.table import format_table

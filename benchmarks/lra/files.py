@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.classify import Sequences
+from benchmarks.batches import Sequences
+from benchmarks.images.data import central_view, load_splits
 
 __all__ = ["MAX_BYTES", "TRAINING_FILES", "load_image", "load_pathfinder", "load_retrieval", "load_text"]
 
@@ -54,9 +55,13 @@ def _sequences(tokens: Iterable[np.ndarray], labels: np.ndarray) -> Sequences:
 def load_image(folder: Path) -> dict[str, Sequences]:
     """Load CIFAR-10's training files, with the last 5,000 pictures as the validation split, and its test file.
 
+    Or folders of pictures, train/CLASS and test/CLASS, with a tenth of the training pictures as the validation split.
+
     Raises:
         ValueError: if a file is missing or in another format.
     """
+    if (folder / "train").is_dir():
+        return _picture_folders(folder)
     training = [_pictures(folder / name) for name in TRAINING_FILES]
     pixels = np.concatenate([pixels for pixels, _ in training])
     labels = np.concatenate([labels for _, labels in training])
@@ -67,6 +72,32 @@ def load_image(folder: Path) -> dict[str, Sequences]:
         "validation": _sequences(pixels[first:], labels[first:]),
         "test": _sequences(test_pixels, test_labels),
     }
+
+
+def _picture_folders(folder: Path) -> dict[str, Sequences]:
+    splits = load_splits(folder)
+    if len(splits[0].classes) != IMAGE_CLASSES:
+        raise ValueError(
+            f"{folder / 'train'} must have CIFAR-10's {IMAGE_CLASSES} classes, not {len(splits[0].classes)}"
+        )
+    training, test = (
+        (
+            np.stack([np.asarray(central_view(split.image(row), SIDE)) for row in range(len(split.paths))]),
+            split.labels.numpy(),
+        )
+        for split in splits
+    )
+    pixels, test_pixels = (_gray(colors.reshape(-1, PIXELS, 3).transpose(0, 2, 1)) for colors, _ in (training, test))
+    order = np.random.default_rng(0).permutation(len(pixels))  # the files are sorted by class
+    first = len(order) - max(1, len(order) // 10)
+    chosen = {"train": order[:first], "validation": order[first:]}
+    found = {split: _sequences(pixels[rows], training[1][rows]) for split, rows in chosen.items()}
+    return {**found, "test": _sequences(test_pixels, test[1])}
+
+
+def _gray(colors: np.ndarray) -> np.ndarray:
+    """Colors (number, 3, 1024) uint8 -> gray (number, 1024) uint8."""
+    return np.rint(np.einsum("c,ncp->np", GRAY, colors)).astype(np.uint8)
 
 
 def _pictures(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -82,9 +113,7 @@ def _pictures(path: Path) -> tuple[np.ndarray, np.ndarray]:
     labels = rows[:, 0].astype(np.int64)
     if labels.max() >= IMAGE_CLASSES:
         raise ValueError(f"{path} is not one of CIFAR-10's binary files: it has a class {labels.max()}, not 0 to 9")
-    colors = rows[:, 1:].reshape(-1, 3, PIXELS)
-    gray = np.einsum("c,ncp->np", GRAY, colors)
-    return np.rint(gray).astype(np.uint8), labels
+    return _gray(rows[:, 1:].reshape(-1, 3, PIXELS)), labels
 
 
 def load_text(folder: Path) -> dict[str, Sequences]:

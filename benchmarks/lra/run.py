@@ -14,8 +14,6 @@ rest (in a fresh process per cell).
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,30 +21,22 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
-from benchmarks.classify import (
-    SavedRun,
-    Sequences,
-    accuracy,
-    num_parameters,
-    save_run,
-    saved_run,
-    spread,
-    update,
-)
+from benchmarks.batches import EpochOrder, Sequences
 from benchmarks.encoder import PENALIZED, Encoder
 from benchmarks.lra.data import TASKS, Task, encoder_shape, load_task
 from benchmarks.lra.efficiency import report_efficiency
-from benchmarks.program import check_device
 from benchmarks.published import TABLE_2
 from benchmarks.published_encoder import build_encoder
+from benchmarks.runs import SavedRun, num_parameters, run_stacks, save_run, spread
 from benchmarks.settings import ClassifierFlags, Primal
+from benchmarks.step import accuracy
+from benchmarks.trainer import Plan, Trainer
 from envs.datasets.cache import cache_folder
 from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.provenance import commit
 from primal_dt.system.table import format_table
-from primal_dt.training.metrics_log import MetricsLog
+from primal_dt.training.distributed import Processes, choose_device, join_processes
 
 LOG_EVERY_STEPS = 50
 SPLITS = ("validation", "test")
@@ -66,6 +56,9 @@ class Config(ClassifierFlags):
     """Training steps. If not given, the published number for the task. The warm-up keeps its share of the steps."""
     batch_size: int | None = None
     """Sequences, or pairs of them, per step. If not given, the published number for the task."""
+    accumulate: int = 1
+    """Parts in which a batch is computed, one after another. More parts need less memory. The penalty is then the mean
+    over the parts, each with its own mean of J. Not for pairs."""
     lr: float = 1e-4
     """Peak learning rate of AdamW. The rate rises linearly to the peak, then falls linearly."""
     select: Literal["last", "validation"] = "last"
@@ -83,7 +76,7 @@ class Config(ClassifierFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = {"steps": self.steps, "batch_size": self.batch_size}
+        sizes = {"steps": self.steps, "batch_size": self.batch_size, "accumulate": self.accumulate}
         sizes |= {"efficiency_batch": self.efficiency_batch, "lengths": min(self.lengths, default=0)}
         if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
             raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
@@ -91,6 +84,8 @@ class Config(ClassifierFlags):
             raise ValueError("lr and efficiency_seconds must be finite and above 0")
         if self.task != "listops" and self.folder is None and not self.efficiency:
             raise ValueError(f"{self.task} needs --folder: its files are not generated")
+        if self.published.is_pair and self.accumulate > 1:
+            raise ValueError(f"accumulate ({self.accumulate}) must be 1 for {self.task}, a task of pairs")
 
     @property
     def published(self) -> Task:
@@ -110,6 +105,7 @@ class Config(ClassifierFlags):
             "max_length": self.published.max_length,
             "steps": self.published.steps if self.steps is None else self.steps,
             "batch_size": self.published.batch_size if self.batch_size is None else self.batch_size,
+            "accumulate": self.accumulate,
             "lr": self.lr,
             "select": self.select,
             "device": self.device,
@@ -124,18 +120,10 @@ class Config(ClassifierFlags):
         own = self.settings(attention, seed)
         settings = [self.primal(attention).label] if attention in PENALIZED else []
         settings += [f"{own['steps']}x{own['batch_size']}-lr{self.lr:g}"]
+        settings += [f"parts{self.accumulate}"] if self.accumulate > 1 else []
         settings += [self.network] if self.network != "published" else []
         settings += ["validated"] if self.select != "last" else []
         return self.out / "__".join([self.task, attention, *settings, f"s{seed}"])
-
-
-def rows_in_order(number: int, size: int, seed: int) -> Iterator[list[int]]:
-    """Yield batches of rows without end. Each pass has a new order and drops the last incomplete batch."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        order = torch.randperm(number, generator=generator).tolist()
-        for first in range(0, number - size + 1, size):
-            yield order[first : first + size]
 
 
 def make_model(config: Config, attention: str) -> Encoder:
@@ -165,39 +153,57 @@ def make_schedule(
     )
 
 
-def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences]) -> SavedRun:
+def train(config: Config, attention: str, seed: int, splits: dict[str, Sequences], processes: Processes) -> SavedRun:
     """Train one classifier and test it on the validation and the test split."""
-    task, device, primal = config.published, torch.device(config.device), config.primal(attention)
-    settings = config.settings(attention, seed)
+    task, device, primal = config.published, processes.device, config.primal(attention)
+    settings, folder = config.settings(attention, seed), config.run_folder(attention, seed)
     steps, size = settings["steps"], settings["batch_size"]
     torch.manual_seed(seed)
     model = make_model(config, attention).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, eps=1e-6, weight_decay=0.0)
-    schedule = make_schedule(optimizer, config.lr, steps, task.warmup_steps / task.steps)
     training = splits["train"]
-    rows = rows_in_order(len(training.labels), min(size, len(training.labels)), seed)
-    folder = config.run_folder(attention, seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    order = EpochOrder(len(training.labels), size, seed)
+    validates = config.select == "validation"
+
+    def validation() -> dict[str, float]:
+        batches = islice(splits["validation"].batches(size, device), task.num_eval_batches)
+        return {"validation/accuracy": accuracy(model, batches, processes)}
+
+    def final() -> dict[str, float]:
+        if validates:
+            model.load_state_dict(trainer.best.weights)
+        tests = {split: splits[split].batches(size, device) for split in SPLITS}
+        return {f"{split}/accuracy": accuracy(model, batches, processes) for split, batches in tests.items()}
+
     version = commit()  # of the code that trains, even if it changes meanwhile
-    best, weights, best_step = -1.0, model.state_dict(), None
-    with closing(MetricsLog(folder, texts={"settings": f"```json\n{json.dumps(settings, indent=1)}\n```"})) as log:
-        for step in tqdm(range(1, steps + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
-            batch = training.batch(next(rows), device)
-            losses = update(model, optimizer, batch, eta=primal.eta, penalty=primal.penalty, clip=None)
-            schedule.step()
-            if step % LOG_EVERY_STEPS == 0 or step == steps:
-                log.write(step, {"train/loss": float(losses.total), "train/penalty": float(losses.penalty)})
-            if config.select == "validation" and (step % task.eval_every_steps == 0 or step == steps):
-                score = accuracy(model, islice(splits["validation"].batches(size, device), task.num_eval_batches))
-                log.write(step, {"validation/accuracy": score})
-                if score > best:
-                    best, best_step = score, step
-                    weights = {name: value.clone() for name, value in model.state_dict().items()}
-        model.load_state_dict(weights)
-        scores = {split: accuracy(model, splits[split].batches(size, device)) for split in SPLITS}
-        log.write(steps, {f"{split}/accuracy": score for split, score in scores.items()})
-    run = SavedRun(scores, version, num_parameters(model), None if best_step == steps else best_step)
-    save_run(folder, model, settings, run)
+    trainer = Trainer(
+        model,
+        optimizer,
+        lambda step: (training.batch(rows, device) for rows in order.shares(step, processes.rank, processes.count)),
+        Plan(
+            steps,
+            seed,
+            eta=primal.eta if attention in PENALIZED else 0.0,
+            penalty=primal.penalty,
+            accumulate=config.accumulate,
+            save_every_steps=20,
+            log_every_steps=LOG_EVERY_STEPS,
+            evaluate_every_steps=task.eval_every_steps if validates else 0,
+            best="validation/accuracy" if validates else None,
+        ),
+        folder,
+        settings=settings,
+        processes=processes,
+        schedule=make_schedule(optimizer, config.lr, steps, task.warmup_steps / task.steps),
+        evaluate=validation,
+    )
+    found = trainer.run(name=f"{attention}, seed {seed}", final=final, again=config.again)
+    scores = {split: found[f"{split}/accuracy"] for split in SPLITS}
+    best = trainer.best.step if validates and trainer.best.step < steps else None
+    run = SavedRun(scores, version, num_parameters(model), best)
+    if processes.is_main:
+        save_run(folder, model, settings, run, shape=asdict(model.shape))
+    trainer.finish()
     return run
 
 
@@ -211,37 +217,34 @@ def table(config: Config, runs: dict[str, list[SavedRun]]) -> str:
     return format_table([config.task, *(f"{split}, %" for split in SPLITS), "paper, test"], rows)
 
 
-def run_all(config: Config) -> dict[str, list[SavedRun]]:
+def run_all(config: Config, processes: Processes) -> dict[str, list[SavedRun]]:
     """Train every stack with every seed, unless a finished run has the result: stack -> results."""
     config.use_threads()
     splits = load_task(config.task, config.folder or cache_folder() / "lra")
-    runs: dict[str, list[SavedRun]] = {attention: [] for attention in config.attention}
-    for seed in config.seeds:
-        for attention in config.attention:
-            folder = config.run_folder(attention, seed)
-            saved = None if config.again else saved_run(folder, config.settings(attention, seed))
-            run = train(config, attention, seed, splits) if saved is None else saved
-            runs[attention].append(run)
-            note = "" if saved is None else f" (from {folder}; --again to retrain)"
-            shown = ", ".join(f"{split} {run.scores[split]:.2f} %" for split in SPLITS)
-            print(f"{attention}, seed {seed}: {shown}{note}", flush=True)
-    return runs
+    return run_stacks(
+        config,
+        lambda attention, seed: train(config, attention, seed, splits, processes),
+        lambda run: ", ".join(f"{split} {run.scores[split]:.2f} %" for split in SPLITS),
+        processes,
+    )
 
 
 def main(config: Config) -> None:
     """Train or measure, print, save."""
     check_writable(config.out)
-    check_device(config.device)
     if config.efficiency:
         report_efficiency(
             lengths=config.lengths,
             batch_size=config.efficiency_batch,
             seconds=config.efficiency_seconds,
-            device=torch.device(config.device),
+            device=choose_device(config.device),
             out=config.out,
         )
         return
-    runs = run_all(config)
+    with join_processes(config.device) as processes:
+        runs = run_all(config, processes)
+    if not processes.is_main:
+        return
     steps = config.published.steps if config.steps is None else config.steps
     print(f"\n{table(config, runs)}\n\nsteps: {steps:,} (published: {config.published.steps:,})")
     path = config.out / f"{config.task}-{steps}-steps.json"

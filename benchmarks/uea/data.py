@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.classify import Sequences
+from benchmarks.batches import Sequences
 
 __all__ = ["load"]
 

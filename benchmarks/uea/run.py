@@ -12,38 +12,26 @@ import json
 import math
 import statistics
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import nn
 
-from benchmarks.classify import (
-    RESULT,
-    LabeledBatch,
-    SavedRun,
-    Sequences,
-    accuracy,
-    num_parameters,
-    save_run,
-    saved_encoder,
-    saved_run,
-    spread,
-    update,
-)
+from benchmarks.batches import EpochOrder, LabeledBatch, Sequences
 from benchmarks.encoder import PENALIZED, Encoder, EncoderShape
-from benchmarks.program import check_device
 from benchmarks.published import TABLE_1, UEA_SETTINGS, UeaSettings
 from benchmarks.published_encoder import build_encoder
+from benchmarks.runs import RESULT, SavedRun, load_weights, num_parameters, run_stacks, save_run, spread
 from benchmarks.settings import ClassifierFlags, Primal
+from benchmarks.step import accuracy
+from benchmarks.trainer import Best, Plan, Trainer
 from benchmarks.uea.data import load
 from primal_dt.system.files import atomic_write, check_writable
 from primal_dt.system.provenance import commit
 from primal_dt.system.table import format_table
-from primal_dt.training.metrics_log import MetricsLog
+from primal_dt.training.distributed import Processes, join_processes
 
 TEST_BATCH = 64
 FAR = 10.0
@@ -54,6 +42,8 @@ BARS = {"JapaneseVowels": 98.0}
 """Data set -> minimum mean test accuracy of Primal.+ and PrimalFormer in percent."""
 BATCH, RATE = 16, 1e-3
 WIDTH = 512
+CLIP = 4.0
+"""Maximum norm of the gradient, as published."""
 
 
 @dataclass(frozen=True)
@@ -154,105 +144,80 @@ class Config(ClassifierFlags):
         )
 
 
-def train(config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences]) -> SavedRun:
-    """Train one classifier, test it, and save both."""
-    folder = config.run_folder(attention, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = config.settings(attention, seed)
-    texts = {"settings": f"```json\n{json.dumps(settings, indent=1)}\n```"}
-    version = commit()  # of the code that trains, even if it changes meanwhile
-    with closing(MetricsLog(folder, texts=texts)) as log:
-        model, epoch, tests = fit(config, attention, seed, splits, log)
-        scores = {"test": accuracy_on(config, model, splits[1])}
-        log.write(config.num_epochs, {"test/accuracy": scores["test"]})
-    if tests:
-        scores["best_test"] = max(*tests, scores["test"])
-    run = SavedRun(scores, version, num_parameters(model), epoch)
-    save_run(folder, model, settings, run, source=config.folder)
-    return run
+def train(
+    config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], processes: Processes
+) -> SavedRun:
+    """Train one classifier, test it, and save both.
 
-
-def accuracy_on(config: Config, model: Encoder, split: Sequences) -> float:
-    """Accuracy on a split in percent."""
-    return accuracy(model, split.batches(TEST_BATCH, torch.device(config.device)))
-
-
-def fit(
-    config: Config, attention: str, seed: int, splits: tuple[Sequences, Sequences], log: MetricsLog
-) -> tuple[Encoder, int | None, list[float]]:
-    """Train one classifier.
-
-    Args:
-        config: the settings.
-        attention: the attention stack.
-        seed: the seed of weights, batches and dropout.
-        splits: the data to train on, and the data to test on. The training uses only the maximum length and the number
-            of classes of the latter.
-        log: the log of the training curves.
-
-    Returns:
-        The classifier, the epoch that its weights are from if it is not the last, and the accuracies of the tests on
-        the way.
+    The training uses only the longest series and the number of classes of the test split.
     """
-    training, test_split = splits
-    primal, device = config.primal(attention), torch.device(config.device)
+    training, test = splits
+    primal, device = config.primal(attention), processes.device
     torch.manual_seed(seed)
-    order = torch.Generator().manual_seed(seed)
     model = build_encoder(nn.Linear(training.tokens[0].shape[1], WIDTH), config.shape(attention, splits)).to(device)
-    number, epochs = len(training.tokens), config.num_epochs
+    order = EpochOrder(len(training.tokens), config.batch_size, seed, keep_last=True)
+    epochs, per_epoch = config.num_epochs, order.steps_per_epoch
     optimizers = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam}
     optimizer = optimizers[config.published.optimizer](model.parameters(), lr=config.lr)
     falls = config.schedule == "cosine"
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: (1 + math.cos(math.pi * done / epochs)) / 2 if falls else 1.0
+    schedule = torch.optim.lr_scheduler.LambdaLR(  # changes once an epoch
+        optimizer, lambda step: (1 + math.cos(math.pi * (step // per_epoch) / epochs)) / 2 if falls else 1.0
     )
-    best, tests = Best(), []
-    for epoch in tqdm(range(1, epochs + 1), desc=f"{attention}, seed {seed}", leave=False, disable=None):
-        rows = torch.randperm(number, generator=order).tolist()
-        batches = training.batches(config.batch_size, device, rows)
-        losses = [
-            torch.stack(update(model, optimizer, batch, eta=primal.eta, penalty=primal.penalty)) for batch in batches
-        ]
-        schedule.step()  # once an epoch
-        loss, penalty, correct = torch.stack(losses).mean(0).tolist()
-        curves = {"train/loss": loss, "train/accuracy": 100 * correct * len(losses) / number}
-        curves |= {"train/penalty": penalty} if attention in PENALIZED else {}
-        if config.test_every_epochs and epoch % config.test_every_epochs == 0 and epoch < epochs:
-            tests.append(accuracy_on(config, model, test_split))
-            curves["test/accuracy"] = tests[-1]
-        log.write(epoch, curves)
-        if config.recover:
-            best.see(epoch, loss, model)
-    if not best.is_far_below(loss):
-        return model, None, tests
-    print(
-        f"{attention}, seed {seed}: the training loss diverged from {best.loss:.3g} in epoch {best.epoch} to "
-        f"{loss:.3g}; the weights of that epoch are used (--recover)"
+
+    def test_accuracy() -> dict[str, float]:
+        batches = test.batches(TEST_BATCH, device)
+        return {"test/accuracy": accuracy(model, batches, processes)}
+
+    def final() -> dict[str, float]:
+        if config.recover and is_far_above(loss := trainer.lines[-1]["train/loss"], trainer.best):
+            recovered.append(trainer.best.step // per_epoch)
+            model.load_state_dict(trainer.best.weights)
+            print(
+                f"{attention}, seed {seed}: the training loss diverged from {trainer.best.value:.3g} in epoch "
+                f"{recovered[0]} to {loss:.3g}; the weights of that epoch are used (--recover)"
+            )
+        return test_accuracy()
+
+    recovered: list[int] = []
+    settings, folder = config.settings(attention, seed), config.run_folder(attention, seed)
+    version = commit()  # of the code that trains, even if it changes meanwhile
+    trainer = Trainer(
+        model,
+        optimizer,
+        lambda step: (training.batch(rows, device) for rows in order.shares(step, processes.rank, processes.count)),
+        Plan(
+            epochs * per_epoch,
+            seed,
+            eta=primal.eta if attention in PENALIZED else 0.0,
+            penalty=primal.penalty,
+            clip=CLIP,
+            log_every_steps=per_epoch,
+            save_every_steps=5 * per_epoch,
+            evaluate_every_steps=config.test_every_epochs * per_epoch,
+            best="train/loss" if config.recover else None,
+        ),
+        folder,
+        settings=settings,
+        processes=processes,
+        schedule=schedule,
+        evaluate=test_accuracy,
     )
-    model.load_state_dict(best.weights)
-    return model, best.epoch, tests
+    scores = {"test": trainer.run(name=f"{attention}, seed {seed}", final=final, again=config.again)["test/accuracy"]}
+    if config.test_every_epochs:
+        scores["best_test"] = max(line["test/accuracy"] for line in trainer.lines if "test/accuracy" in line)
+    run = SavedRun(scores, version, num_parameters(model), recovered[0] if recovered else None)
+    if processes.is_main:
+        save_run(folder, model, settings, run, shape=asdict(model.shape), source=config.folder)
+    trainer.finish()
+    return run
 
 
-@dataclass
-class Best:
-    """The epoch with the lowest training loss, for --recover.
+def is_far_above(loss: float, best: Best) -> bool:
+    """Whether a loss is more than ``FAR`` times the lowest one.
 
     With a constant learning rate, the loss of a converged model can jump, and it then takes several epochs to recover.
     """
-
-    epoch: int = 0
-    loss: float = math.inf
-    weights: dict[str, Tensor] = field(default_factory=dict)
-
-    def see(self, epoch: int, loss: float, model: nn.Module) -> None:
-        """Record an epoch if its loss is the lowest so far."""
-        if loss < self.loss:
-            self.epoch, self.loss = epoch, loss
-            self.weights = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def is_far_below(self, loss: float) -> bool:
-        """Whether ``loss`` is more than ``FAR`` times the lowest loss, or NaN."""
-        return bool(self.weights) and not loss <= FAR * self.loss
+    return bool(best.weights) and not loss <= FAR * best.value
 
 
 def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
@@ -262,8 +227,9 @@ def load_encoder(folder: Path, sequences: int) -> tuple[Encoder, LabeledBatch]:
         raise ValueError(f"{folder} is from an earlier version: train it again")
     source = content.get("source")
     _, test = load(content["settings"]["dataset"], None if source is None else Path(source))
-    encoder = saved_encoder(folder, nn.Linear(test.tokens[0].shape[1], WIDTH))
-    return encoder, test.batch(range(min(sequences, len(test.tokens))), torch.device("cpu"))
+    encoder = build_encoder(nn.Linear(test.tokens[0].shape[1], WIDTH), EncoderShape(**content["shape"]))
+    load_weights(folder, encoder)
+    return encoder.eval(), test.batch(range(min(sequences, len(test.tokens))), torch.device("cpu"))
 
 
 def table(config: Config, runs: dict[str, list[SavedRun]]) -> str:
@@ -302,22 +268,17 @@ def findings(config: Config, runs: dict[str, list[SavedRun]]) -> Iterator[str]:
                 yield f"* {attention}, seed {seed}: the weights of epoch {run.epoch} were tested (--recover)"
 
 
-def run_all(config: Config) -> dict[str, list[SavedRun]]:
+def run_all(config: Config, processes: Processes) -> dict[str, list[SavedRun]]:
     """Train every stack with every seed, unless a finished run has the result: stack -> results."""
     config.use_threads()
     splits = load(config.dataset, config.folder)
-    runs: dict[str, list[SavedRun]] = {attention: [] for attention in config.attention}
-    for seed in config.seeds:
-        for attention in config.attention:
-            folder = config.run_folder(attention, seed)
-            saved = None if config.again else saved_run(folder, config.settings(attention, seed))
-            if saved is not None and config.test_every_epochs and "best_test" not in saved.scores:
-                saved = None  # trained without tests on the way
-            run = train(config, attention, seed, splits) if saved is None else saved
-            runs[attention].append(run)
-            note = "" if saved is None else f" (from {folder}; --again to retrain)"
-            print(f"{attention}, seed {seed}: {run.scores['test']:.2f} %{note}", flush=True)
-    return runs
+    return run_stacks(
+        config,
+        lambda attention, seed: train(config, attention, seed, splits, processes),
+        lambda run: f"{run.scores['test']:.2f} %",
+        processes,
+        needed=("best_test",) if config.test_every_epochs else (),
+    )
 
 
 def rows_of(config: Config, runs: dict[str, list[SavedRun]]) -> list[dict[str, Any]]:
@@ -332,8 +293,10 @@ def rows_of(config: Config, runs: dict[str, list[SavedRun]]) -> list[dict[str, A
 def main(config: Config) -> None:
     """Train, print, save."""
     check_writable(config.out)
-    check_device(config.device)
-    runs = run_all(config)
+    with join_processes(config.device) as processes:
+        runs = run_all(config, processes)
+    if not processes.is_main:
+        return
     print(f"\n{table(config, runs)}\n")
     if config.dataset in TABLE_1:
         print("The paper reports the best epoch on the test split. Our result is that of the last epoch.")

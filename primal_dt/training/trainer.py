@@ -30,7 +30,7 @@ from primal_dt.training.guidance import SCALARS, Guidance
 from primal_dt.training.muon import Muon
 from primal_dt.training.optimizer_state import load_optimizer
 
-__all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate"]
+__all__ = ["BadLossError", "TrainMetrics", "Trainer", "learning_rate", "mixed_seed"]
 
 
 GPU_STEPS_PER_STOP_CHECK = 20
@@ -278,7 +278,7 @@ class Trainer:
 
     def update(self, batch: Batch) -> None:
         """Perform one training step. Its phases are labeled for torch's profiler."""
-        torch.manual_seed(_mixed(self.seed, self.step, self._process))
+        torch.manual_seed(mixed_seed(self.seed, self.step, self._process))
         self._set_rate(self.step)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -326,7 +326,7 @@ class Trainer:
         """Compute the parts in parallel threads. Sets and returns the same values as :meth:`_in_turn`."""
 
         def compute(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-            generator = torch.Generator().manual_seed(_mixed(self.seed, self.step, self._process, number))
+            generator = torch.Generator().manual_seed(mixed_seed(self.seed, self.step, self._process, number))
             with masks_from(generator), record_function("train/forward"):
                 loss = self._forward(parts[number], num_valid)
             with record_function("train/backward"):
@@ -346,7 +346,7 @@ class Trainer:
                 return terms
             assert isinstance(part, RewardBatch)
             guidance, value = self.guidance.terms(
-                output.actions, part, num_valid, swapped=bool(_mixed(self.seed, self.step) & 1)
+                output.actions, part, num_valid, swapped=bool(mixed_seed(self.seed, self.step) & 1)
             )
             return terms._replace(total=terms.total + guidance, guidance=guidance, policy_value=value)
 
@@ -380,7 +380,7 @@ def _parts(batch: Batch, number: int) -> list[Batch]:
     return [type(batch)(*part) for part in zip(*chunks, strict=True)]
 
 
-def _mixed(*numbers: int) -> int:
+def mixed_seed(*numbers: int) -> int:
     """Mix numbers into one seed for torch's generators (SplitMix64)."""
     value = 0
     for number in numbers:

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.classify import LabeledBatch, accuracy, update
+from benchmarks.batches import LabeledBatch
 from benchmarks.encoder import STACKS, Encoder, EncoderShape
+from benchmarks.step import accuracy, update
 from primal_dt.attention import PenaltyReduction, PrimalAttention
 
 OPTIONS = {"primal": {"rank": 4, "rank_multi": 2}, "nystromformer": {"num_landmarks": 4}}

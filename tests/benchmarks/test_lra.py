@@ -8,24 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.classify import Losses
 from benchmarks.lra.data import TASKS
 from benchmarks.lra.efficiency import CANONICAL, ROWS, Cell, make_step, measure_length, tables
-from benchmarks.lra.run import Config, main, make_schedule, rows_in_order
+from benchmarks.lra.run import Config, main, make_schedule
 from benchmarks.published import TABLE_2
 from benchmarks.settings import Primal
+from benchmarks.step import Losses
 from primal_dt.training.metrics_log import read_metrics
 from tests.benchmarks.test_lra_files import write_cifar
 
 CPU = torch.device("cpu")
-
-
-def test_no_row_repeats_within_a_pass() -> None:
-    batches = rows_in_order(10, 3, seed=0)
-    first = [next(batches) for _ in range(3)]
-    assert len({row for batch in first for row in batch}) == 9
-    assert set(next(batches)) <= set(range(10))
-    assert next(rows_in_order(10, 3, seed=0)) == first[0] != next(rows_in_order(10, 3, seed=1))
 
 
 def cost_tables(changed: dict[str, tuple[float, float]]) -> str:
@@ -88,7 +80,7 @@ def test_training_learns_and_is_not_repeated(tmp_path: Path, capsys: pytest.Capt
     assert "steps: 8 (published: 35,000)" in printed
     folder = config.run_folder("primalformer", 0)
     lines = read_metrics(folder)
-    assert [line["step"] for line in lines] == ([8, 8] if select == "last" else [8, 8, 8])
+    assert [line["step"] for line in lines] == [8, 8]
     assert lines[0]["train/penalty"] > 0
     main(config)
     assert f"(from {folder}; --again to retrain)" in capsys.readouterr().out
@@ -133,6 +125,8 @@ def test_the_schedule_is_the_published_cycle() -> None:
     [
         ({"steps": 0}, r"steps \(0\) must be at least 1"),
         ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
+        ({"accumulate": 0}, r"accumulate \(0\) must be at least 1"),
+        ({"task": "retrieval", "folder": Path(), "accumulate": 2}, r"accumulate \(2\) must be 1 for retrieval"),
         ({"lengths": ()}, r"lengths \(0\) must be at least 1"),
         ({"seeds": (1, 1)}, "seeds must have at least one entry and no duplicates"),
         ({"eta": -0.1}, r"eta \(-0\.1\) must be finite and at least 0"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.classify import Sequences
+from benchmarks.batches import Sequences
 from benchmarks.lra.data import LOADERS, TASKS, Task, load_task
 from benchmarks.lra.files import MAX_BYTES, TRAINING_FILES, load_image, load_pathfinder, load_retrieval, load_text
 

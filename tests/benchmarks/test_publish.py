@@ -147,7 +147,7 @@ def test_tables_take_only_runs_with_their_settings() -> None:
 
 
 def test_runs_of_other_programs_are_rejected(tmp_path: Path) -> None:
-    (tmp_path / "encoder.json").write_text('{"settings": {"task": "image"}}')
+    (tmp_path / "result.json").write_text('{"settings": {"task": "image"}}')
     with pytest.raises(ValueError, match="is not a run of this version of benchmarks"):
         uea_row(tmp_path)
 
@@ -155,7 +155,7 @@ def test_runs_of_other_programs_are_rejected(tmp_path: Path) -> None:
 def test_encoders_are_collected(tmp_path: Path) -> None:
     content = {"settings": {"dataset": "Toy"}, "scores": {"test": 98.5}, "num_parameters": 7, "commit": "abc"}
     content |= {"epoch": None}
-    (tmp_path / "encoder.json").write_text(json.dumps(content))
+    (tmp_path / "result.json").write_text(json.dumps(content))
     lines: list[dict[str, float]] = [{"step": step, "time": 0.0, "train/loss": 1 / step} for step in (1, 2, 3)]
     lines.append({"step": 3, "time": 0.0, "test/accuracy": 98.5})
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

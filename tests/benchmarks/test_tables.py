@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.classify import SavedRun
 from benchmarks.lra.data import TASKS
 from benchmarks.published import TABLE_1, TABLE_2, TABLE_6, TABLE_8, TABLE_9, UEA_SETTINGS
+from benchmarks.runs import SavedRun
 from benchmarks.settings import Primal
 from benchmarks.tables import Config, main
 
@@ -18,7 +18,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, own_folders: Path) -> list[Any]:
     """The configurations of the runs, which are not made: each has an accuracy of 50 %."""
     configs: list[Any] = []
 
-    def run_all(config: Any) -> dict[str, list[SavedRun]]:
+    def run_all(config: Any, _: object) -> dict[str, list[SavedRun]]:
         configs.append(config)
         return {config.attention[0]: [SavedRun({"test": 50.0}, None, 1) for _ in config.seeds]}
 

@@ -27,12 +27,12 @@ BEFORE: State = {
 
 
 @pytest.mark.slow
-def test_a_minute_of_torture(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.torture", "--minutes", "1", "--seed", "7", "--out", str(tmp_path)]
+def test_half_a_minute_of_torture(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.torture", "--minutes", "0.5", "--seed", "7", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("| all"))
-    assert int(line.split("|")[2].replace(",", "")) >= 12, "hardly any attack in a minute"
+    assert int(line.split("|")[2].replace(",", "")) >= 6, "hardly any attack in half a minute"
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.classify import CLIP, Losses, SavedRun, Sequences, saved_run, update
-from benchmarks.encoder import Encoder
+from benchmarks import trainer
+from benchmarks.batches import Sequences
 from benchmarks.published_encoder import build_encoder
+from benchmarks.runs import RESULT, SavedRun, saved_run
 from benchmarks.settings import Primal
+from benchmarks.step import ONE_PROCESS, Losses, update
 from benchmarks.uea import run as uea
 from benchmarks.uea.data import load
-from benchmarks.uea.run import Config, findings, load_encoder, main, table, train
+from benchmarks.uea.run import CLIP, Config, findings, load_encoder, main, table
 from primal_dt.attention import PrimalAttention
 from primal_dt.attention.feature_maps import ExponentialMap
 from primal_dt.training.metrics_log import read_metrics
@@ -95,7 +97,7 @@ def test_japanese_vowels_come_with_aeon() -> None:
         ({"eta": math.nan}, r"eta \(nan\) must be finite and at least 0"),
         ({"test_every_epochs": -1}, r"test_every_epochs \(-1\) must be at least 0"),
         ({"lr": math.nan}, r"lr \(nan\) must be finite and above 0"),
-        ({"device": "nonsense"}, "--device nonsense cannot be used"),
+        ({"device": "nonsense"}, "the device 'nonsense' cannot be used"),
     ],
 )
 def test_invalid_settings_are_rejected(own_folders: Path, settings: dict[str, Any], message: str) -> None:
@@ -138,10 +140,14 @@ def test_the_published_run_is_the_published_one() -> None:
 
 
 def test_runs_of_an_earlier_version_are_not_reused(tmp_path: Path) -> None:
-    (tmp_path / "encoder.json").write_text('{"facts": {}, "scores": {"test": 1.0}}')
+    (tmp_path / RESULT).write_text('{"facts": {}, "scores": {"test": 1.0}}')
     assert saved_run(tmp_path, Config().settings("softmax", 0)) is None
     with pytest.raises(ValueError, match="is from an earlier version: train it again"):
         load_encoder(tmp_path, 1)
+
+
+def train(config: Config, attention: str, folder: Path) -> SavedRun:
+    return uea.train(config, attention, 0, load("Toy", folder), ONE_PROCESS)
 
 
 Trained = tuple[Config, str, Path, float]
@@ -151,7 +157,7 @@ Trained = tuple[Config, str, Path, float]
 def trained(request: pytest.FixtureRequest, toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A finished run: its settings, attention stack, folder and test accuracy."""
     config = Config(dataset="Toy", folder=toy, epochs=4, rank=8, rank_multi=1, out=tmp_path_factory.mktemp("out"))
-    run = train(config, request.param, 0, load("Toy", toy))
+    run = train(config, request.param, toy)
     return config, request.param, config.run_folder(request.param, 0), run.scores["test"]
 
 
@@ -159,10 +165,10 @@ def trained(request: pytest.FixtureRequest, toy: Path, tmp_path_factory: pytest.
 def test_training_learns_and_is_reproducible(trained: Trained, toy: Path) -> None:
     config, attention, folder, score = trained
     assert score > 90
-    assert train(config, attention, 0, load("Toy", toy)).scores == {"test": score}
+    assert train(config, attention, toy).scores == {"test": score}
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # the second run replaced the curves of the first
     lines = read_metrics(folder)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 4]
+    assert [line["step"] for line in lines] == [3, 6, 9, 12, 12]  # 40 series in batches of 16 are 3 updates an epoch
     assert lines[-1]["test/accuracy"] == score
     assert lines[-2]["train/accuracy"] > lines[0]["train/accuracy"]
 
@@ -172,9 +178,9 @@ def test_tests_on_the_way_change_nothing(trained: Trained, toy: Path, tmp_path: 
     """The result and the weights are the same. The best test is shown beside the result."""
     config, attention, folder, score = trained
     tested = replace(config, test_every_epochs=1, out=tmp_path, seeds=(0,))
-    run = train(tested, attention, 0, load("Toy", toy))
+    run = train(tested, attention, toy)
     curve = [line["test/accuracy"] for line in read_metrics(tested.run_folder(attention, 0)) if "test/accuracy" in line]
-    assert len(curve) == 4
+    assert len(curve) == 5
     assert run.scores == {"test": score, "best_test": max(curve)}
     weights, same = (torch.load(path / "weights.pt") for path in (folder, tested.run_folder(attention, 0)))
     assert all(torch.equal(value, same[name]) for name, value in weights.items())
@@ -208,17 +214,17 @@ def test_recover_returns_to_the_best_epoch(
 ) -> None:
     weights: list[dict[str, torch.Tensor]] = []  # after each update
 
-    def diverge_in_epoch_3(model: Encoder, *arguments: Any, **options: Any) -> Losses:
+    def diverge_in_epoch_3(model: Any, *arguments: Any, **options: Any) -> Losses:
         losses = update(model, *arguments, **options)
         weights.append(deepcopy(model.state_dict()))
-        if len(weights) <= 6:  # 40 series in batches of 16 are 3 updates an epoch
+        if len(weights) <= 6:
             return losses
         torch.nn.init.constant_(model.positions, math.nan)
         return losses._replace(total=torch.tensor(last_loss))
 
-    monkeypatch.setattr(uea, "update", diverge_in_epoch_3)
+    monkeypatch.setattr(trainer, "update", diverge_in_epoch_3)
     config = Config(dataset="Toy", folder=toy, epochs=3, recover=True, out=tmp_path)
-    run = train(config, "softmax", 0, load("Toy", toy))
+    run = train(config, "softmax", toy)
     saved, _ = load_encoder(config.run_folder("softmax", 0), 1)
     assert all(torch.equal(value, weights[5][name]) for name, value in saved.state_dict().items())
     assert "in epoch 2" in capsys.readouterr().out
