@@ -30,7 +30,7 @@ MODELS: Mapping[str, Size] = {
     "deit_tiny": Size(12, 192, 3),
     "deit_small": Size(12, 384, 6),
     "deit_base": Size(12, 768, 12),
-    "small": Size(6, 96, 3),
+    "small": Size(4, 96, 3),
 }
 """Name -> size: those of DeiT, and one that trains on a CPU in minutes."""
 

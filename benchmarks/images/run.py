@@ -54,7 +54,7 @@ class Config(ClassifierFlags):
     data: Path | None = None
     """Folder with the folders train and val (or test), each with a folder of images for each class."""
     model: str = "deit_small"
-    """Size of the model: deit_tiny, deit_small, deit_base, or small (6 layers, width 96)."""
+    """Size of the model: deit_tiny, deit_small, deit_base, or small (4 layers, width 96)."""
     image_size: int = 224
     """Side of the images in pixels."""
     patch: int = 16
