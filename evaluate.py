@@ -23,7 +23,6 @@ if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should e
 
 import errno
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from envs.tasks import Task, task_named, task_of_run
 from envs.video import check_video, record_video
 from primal_dt.evaluation.arguments import EvaluateConfig
 from primal_dt.evaluation.callbacks import ProgressBar
+from primal_dt.evaluation.comparison import compare, comparison_table
 from primal_dt.evaluation.evaluate import evaluate_policy, evaluate_run
 from primal_dt.evaluation.report import Evaluation, Report
 from primal_dt.evaluation.report_files import explain_marks, results_table, write_report
@@ -219,18 +219,27 @@ def save_videos(
 
 
 def publish(report: Report, config: EvaluateConfig) -> None:
-    """Write the report, and print its table or its JSON text."""
-    path = write_report(report, config.folder)
+    """Write the report, and print its tables or its JSON text."""
+    comparison, problem = None, ""
+    try:
+        comparison = None if config.compare is None else compare(report, *config.compare)
+    except ValueError as error:  # the report of the policies is written all the same
+        problem = str(error)
+    path = write_report(report, config.folder, comparison)
     if importlib.util.find_spec("matplotlib") is None:
         print("no plots: matplotlib is not installed; pip install -c constraints.txt -e '.[plots]'", file=sys.stderr)
     if config.json:
-        print(json.dumps(report.as_json(), indent=1))
+        print((config.folder / "report.json").read_text(), end="")
         return
     table = results_table(report)
     print(f"\n{table}\n\n{explain_marks(table)}")
-    for warning in report.warnings:
+    if comparison is not None:
+        print(f"{comparison_table(comparison)}\n\n{comparison.sentence}\n")
+    for warning in (*report.warnings, *(comparison.warnings if comparison else ())):
         print(f"warning: {warning}")
     print(f"report: {path}")
+    if problem:
+        raise ValueError(problem)
 
 
 if __name__ == "__main__":

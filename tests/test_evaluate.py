@@ -262,6 +262,16 @@ def test_json_is_the_only_output(runs: Path, call: Call) -> None:
     assert json.loads(out)["groups"][0]["policy"] == "primal-plus"
 
 
+def test_two_policies_are_compared(runs: Path, call: Call) -> None:
+    out, _ = call(*runs.glob("*"), "--episodes", 1, "--compare", "primal-plus", "linear", "--out", "compared")
+    assert "primal-plus scores " in out
+    assert "relative to linear, as a mean over 1 task" in out
+    assert json.loads(Path("compared/report.json").read_text())["comparison"]["second"] == "linear"
+    _, err = call(*runs.glob("*"), "--episodes", 1, "--compare", "primal-plus", "softmax", "--out", "other", code=1)
+    assert "error: 'softmax' is not a policy with scores in this report" in err
+    assert Path("other/report.md").exists()
+
+
 def test_a_failure_keeps_finished_episodes(run: Path, call: Call, episodes_run: Pairs) -> None:
     message = "the environment of the episode with seed 7 failed at step 3"
     with failing_at_episode(2, RolloutError(message)):

@@ -71,6 +71,9 @@ class EvaluateConfig:
     The report marks results in another version than that of the data. If not given: a mismatch is an error."""
     trust_env: bool = False
     """Allow importing the module that a run names for its environment or a wrapper. It executes its code."""
+    compare: tuple[str, str] | None = None
+    """Two policies of the report to compare, by their names in its table: --compare primal-plus softmax.
+    The report then has their differences on each task and on average, with intervals."""
     fresh: bool = False
     """Run all episodes again, and replace the cached ones. Only for runs.
     If not given: only episodes that are not cached are run."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from primal_dt.data.names import short_name
+from primal_dt.evaluation.comparison import Comparison
 from primal_dt.evaluation.report import BOOTSTRAP_SEED, Group, Report
 from primal_dt.evaluation.statistics import performance_profile, profile_band
 from primal_dt.system.files import atomic_write
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_report"]
+__all__ = ["plot_comparison", "plot_report"]
 
 NUM_THRESHOLDS = 201
 WIDTH, HEIGHT = 7.0, 4.0
@@ -46,13 +47,45 @@ def plot_report(report: Report, folder: Path) -> list[Path]:
     written = []
     for name, draw in draws.items():
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        if not draw(figure, report):
-            continue
-        path = folder / f"{name}.png"
-        with atomic_write(path) as file:
-            figure.savefig(file, format="png", dpi=150)
-        written.append(path)
+        if draw(figure, report):
+            written.append(_save(figure, folder / f"{name}.png"))
     return written
+
+
+def plot_comparison(comparison: Comparison, path: Path) -> Path:
+    """Plot the difference of two policies on each task, and its mean, with intervals. Returns the path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    rows = [(short_name(task.dataset), task.difference) for task in comparison.tasks]
+    rows.append((f"mean over {len(rows)}" if len(rows) > 1 else "mean", comparison.difference))
+    figure = Figure(figsize=(WIDTH, 1.2 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0, color="gray", lw=1)
+    for place, (_, difference) in enumerate(rows):
+        is_mean = place == len(rows) - 1
+        color = "black" if is_mean else "C0" if difference.mean > 0 else "C1"
+        if difference.interval is not None:
+            axes.plot(difference.interval, [place, place], color=color, lw=4 if is_mean else 2, alpha=0.7)
+        axes.plot(difference.mean, place, "D" if is_mean else "o", color=color)
+    axes.axhline(len(rows) - 1.5, color="gray", lw=0.5)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("difference of normalized returns, with 95 % intervals")
+    axes.set_title(
+        f"{comparison.second} is better  \N{LEFTWARDS ARROW}   \N{RIGHTWARDS ARROW}  {comparison.first} is better",
+        fontsize=10,
+    )
+    return _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> Path:
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=150)
+    return path
 
 
 def _bars(figure: "Figure", report: Report) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from primal_dt.evaluation.plots import plot_report
+from primal_dt.evaluation.comparison import NOTES as COMPARISON_NOTES
+from primal_dt.evaluation.comparison import Comparison, comparison_table
+from primal_dt.evaluation.plots import plot_comparison, plot_report
 from primal_dt.evaluation.report import FEW_EPISODES, Average, Group, Report, TargetResult
 from primal_dt.evaluation.score import TargetSummary, number_text, success_text, target_text
 from primal_dt.system.files import atomic_write
@@ -16,6 +18,7 @@ from primal_dt.task import RunTask
 
 __all__ = ["cells_table", "explain_marks", "results_table", "runs_table", "tasks_table", "write_report"]
 
+COMPARISON_PLOT = "comparison.png"
 HEADLINE, FEW, ELSEWHERE, PLAIN = "*", "†", "‡", "§"
 MARKS = {
     HEADLINE: "headline target",
@@ -154,18 +157,29 @@ def cells_table(report: Report) -> str:
     return format_table([*header, "random and expert return"], rows)
 
 
-def write_report(report: Report, folder: Path) -> Path:
+def write_report(report: Report, folder: Path, comparison: Comparison | None = None) -> Path:
     """Write ``report.md``, ``report.csv``, ``report.json`` and, if matplotlib is installed, plots.
 
-    Returns the path of ``report.md``.
+    Args:
+        report: the report.
+        folder: where to write.
+        comparison: a comparison of two of its policies, to be included.
+
+    Returns:
+        The path of ``report.md``.
     """
     plots: list[Path] = []
     with suppress(ImportError):
         plots = plot_report(report, folder)
+        if comparison is not None:
+            plot_comparison(comparison, folder / COMPARISON_PLOT)
+    content = report.as_json()
+    if comparison is not None:
+        content["comparison"] = comparison.as_json()
     contents = {
-        "report.md": _markdown(report, [plot.name for plot in plots]),
+        "report.md": _markdown(report, [plot.name for plot in plots], comparison),
         "report.csv": _csv(report),
-        "report.json": json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n",
+        "report.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
     }
     for name, text in contents.items():
         with atomic_write(folder / name) as file:
@@ -173,8 +187,12 @@ def write_report(report: Report, folder: Path) -> Path:
     return folder / "report.md"
 
 
-def _markdown(report: Report, pictures: Sequence[str]) -> str:
+def _markdown(report: Report, pictures: Sequence[str], comparison: Comparison | None) -> str:
     parts = ["# Evaluation", results_table(report)]
+    if comparison is not None:
+        parts += [f"## {comparison.first} and {comparison.second}", comparison_table(comparison)]
+        parts += [f"{comparison.sentence}\n\n![difference]({COMPARISON_PLOT})", COMPARISON_NOTES]
+        parts += ["\n".join(f"* {warning}" for warning in comparison.warnings)] if comparison.warnings else []
     if report.warnings:
         parts += ["## Warnings", "\n".join(f"* {warning}" for warning in report.warnings)]
     parts.append(NOTES)

@@ -14,17 +14,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "Difference",
     "Interval",
+    "difference_of_means",
     "interquartile_mean",
     "iqm_interval",
     "mean_interval",
     "performance_profile",
+    "probability_of_improvement",
     "profile_band",
     "rank_correlation",
     "std_over_seeds",
 ]
 
 NUM_RESAMPLES = 5_000
+POWER_FACTOR = 2.8
+"""1.96 + 0.84: a difference of so many standard errors is found in 80 % of all cases, by a test at the 5 % level."""
 Scores = Sequence[NDArray[np.float64]]
 """T arrays (N,): the score of each run of each task."""
 
@@ -108,6 +113,70 @@ def _shares(runs: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
 def _resampled(scores: Scores, random: np.random.Generator, num_resamples: int) -> list[NDArray[np.float64]]:
     """Draw runs with replacement within each task: T arrays (num_resamples, N)."""
     return [np.asarray(runs)[random.integers(len(runs), size=(num_resamples, len(runs)))] for runs in scores]
+
+
+class Difference(NamedTuple):
+    """How much higher the scores of one policy are than those of another, as a mean over tasks."""
+
+    mean: float
+    interval: Interval | None
+    """None if no task has two runs of either policy."""
+    smallest: float | None
+    """The smallest true difference that so many runs find with a probability of 80 %, by their spread over runs.
+    None if a task has a single run of either policy."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+
+def difference_of_means(
+    scores: Scores, others: Scores, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES
+) -> Difference:
+    """Compare two policies on the same tasks: the mean over tasks of the difference of the means over runs.
+
+    Its percentile interval is from a stratified bootstrap: runs are resampled within each task, for each policy.
+
+    Args:
+        scores: the scores of one policy.
+        others: the scores of the other, on the same tasks in the same order.
+        random: generator of the resamples.
+        num_resamples: their number.
+    """
+    means = [float(np.mean(own) - np.mean(other)) for own, other in zip(scores, others, strict=True)]
+    sizes = [len(runs) for runs in (*scores, *others)]
+    interval = None
+    if max(sizes) > 1:
+        both = zip(_resampled(scores, random, num_resamples), _resampled(others, random, num_resamples), strict=True)
+        low, high = np.percentile(np.mean([own.mean(1) - other.mean(1) for own, other in both], axis=0), (2.5, 97.5))
+        interval = Interval(float(low), float(high))
+    smallest = None
+    if min(sizes) > 1:
+        variance = sum(float(np.var(runs, ddof=1)) / len(runs) for runs in (*scores, *others))
+        smallest = POWER_FACTOR * variance**0.5 / len(means)
+    return Difference(float(np.mean(means)), interval, smallest)
+
+
+def probability_of_improvement(
+    scores: Scores, others: Scores, *, random: np.random.Generator, num_resamples: int = NUM_RESAMPLES
+) -> tuple[float, Interval | None]:
+    """The probability that a run of one policy has a higher score than a run of the other, as a mean over tasks.
+
+    Ties count half. The arguments are those of :func:`difference_of_means`, and the interval is of the same kind.
+    """
+
+    def probability(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scores (..., N) and (..., M) -> (...)."""
+        gap = np.asarray(own)[..., :, None] - np.asarray(other)[..., None, :]
+        return np.asarray(((gap > 0) + 0.5 * (gap == 0)).mean((-2, -1)))
+
+    found = float(np.mean([probability(own, other) for own, other in zip(scores, others, strict=True)]))
+    if max(len(runs) for runs in (*scores, *others)) < 2:
+        return found, None
+    both = zip(_resampled(scores, random, num_resamples), _resampled(others, random, num_resamples), strict=True)
+    low, high = np.percentile(np.mean([probability(own, other) for own, other in both], axis=0), (2.5, 97.5))
+    return found, Interval(float(low), float(high))
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
