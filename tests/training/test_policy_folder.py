@@ -124,6 +124,13 @@ def test_damage_is_noticed(folder: Path) -> None:
     load_checkpoint(folder)
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_a_file_of_a_policy_is_not_called_damaged(folder: Path, name: str) -> None:
+    (folder / "README.md").touch()
+    with pytest.raises(CheckpointError, match=f"{name} is a file of the shared policy {folder}: give the folder$"):
+        load_checkpoint(folder / name)
+
+
 def json_equal(one: bytes, two: bytes) -> bool:
     try:
         return bool(json.loads(one) == json.loads(two))
