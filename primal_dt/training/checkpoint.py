@@ -76,6 +76,8 @@ class Checkpoint:
     """The trainer's state, and other values that a resumed run needs."""
     critic: Mapping[str, Tensor] | None = None
     """The weights of the critics that choose among actions, if the model is guided by critics."""
+    license: str | None = None
+    """The license of the weights, as the hub names it; None if it is not known. Only shared policies have one."""
 
     def model(self, device: torch.device | str = "cpu") -> DecisionTransformer:
         """Build the model with its weights, in evaluation mode.
@@ -137,7 +139,7 @@ def save_policy(folder: Path, checkpoint: Checkpoint, *, provenance: Mapping[str
         checkpoint: the checkpoint.
         provenance: the command, the commit and the versions of the training; None if they are not known.
     """
-    write_policy(folder, _content(checkpoint), provenance=provenance)
+    write_policy(folder, _content(checkpoint) | {"license": checkpoint.license}, provenance=provenance)
 
 
 def _content(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A policy as a folder to share: ``model.safetensors`` with the weights, ``config.json`` with everything else.
 
 Both files are plain data: reading them executes no code, whoever wrote them. ``config.json`` has the model's shape, the
-normalizer, the task, the settings of the training and its provenance, and the digest of the weights.
+normalizer, the task, the settings of the training and its provenance, the license and the digest of the weights.
 
 This module knows the files. What is in them is checked like a checkpoint's content, by ``checkpoint_schema``.
 """
@@ -58,7 +58,7 @@ def write_policy(folder: Path, content: Mapping[str, Any], *, provenance: Mappin
 
     Args:
         folder: the folder. It is created if it does not exist.
-        content: the content of a checkpoint; the state of its training is not written.
+        content: the content of a checkpoint, and the license of its weights. The state of its training is not written.
         provenance: the command, the commit and the versions of the training; None if they are not known.
     """
     tensors = {
@@ -70,7 +70,7 @@ def write_policy(folder: Path, content: Mapping[str, Any], *, provenance: Mappin
     values = {
         "library": LIBRARY,
         "format": POLICY_FORMAT,
-        **{name: content[name] for name in ("shape", "step", "task", "config")},
+        **{name: content[name] for name in ("shape", "step", "task", "config", "license")},
         "normalizer": {
             "state_mean": content["state_mean"].tolist(),  # a double has every value of single precision
             "state_std": content["state_std"].tolist(),
@@ -144,6 +144,7 @@ def read_policy(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[
         "state_mean": torch.tensor(units.state_mean, dtype=torch.float32),
         "state_std": torch.tensor(units.state_std, dtype=torch.float32),
         "return_scale": units.return_scale,
+        "license": values.get("license"),  # earlier versions did not write it
         "training": {"trainer": {"step": step}, "pending": {}},  # not shared
     }
     return content, len(raw)
