@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,20 @@ import pytest
 from huggingface_hub import ModelCard
 
 import evaluate
+import train
+from envs.tasks import task_of
 from primal_dt.evaluation.statistics import mean_interval
 from primal_dt.evaluation.trained_run import open_run
-from tests.conftest import run_program
+from primal_dt.task import Specification
+from tests.conftest import ON_ONE_CORE, SMALL, run_program
+from tests.envs.datasets.test_environments import RESCALED, forget, recorded
+from tests.envs.files import d4rl_arrays, write_d4rl
 from tests.hub.conftest import Call
+from tests.hub.server import metadata_errors
 
 pytestmark = pytest.mark.xdist_group("hub")
+OWN = "tests.envs.odd:Odd-v0"
+LAST = "step-000000020.pt"
 
 
 def saved(call: Call, run: Path, *flags: Any) -> str:
@@ -41,10 +50,12 @@ def evaluation(run: Path, monkeypatch: pytest.MonkeyPatch, *flags: Any) -> Any:
 
 
 def test_the_card_is_one_that_the_hub_reads(run: Path, call: Call) -> None:
-    data = metadata(saved(call, run))
+    card = saved(call, run)
+    data = metadata(card)
     assert data.library_name == "primal-dt"
     assert data.license == "mit"
-    assert data.datasets == ["hopper.hdf5"]
+    assert data.datasets is None  # the hub refuses names that are not those of its own data sets
+    assert metadata_errors(card) == []
     assert {"reinforcement-learning", "Hopper-v5"} <= set(data.tags)
     results = {result.metric_type: result for result in data.eval_results}
     assert results.keys() == {"mean_reward", "normalized_return"}
@@ -72,8 +83,7 @@ def test_without_a_given_report_the_training_s_is_used(run: Path, call: Call) ->
 
 
 def test_a_policy_without_evaluation_says_so(run: Path, call: Call) -> None:
-    (path,) = (run / "checkpoints").glob("*.pt")
-    card = saved(call, path.rename("alone.pt"))
+    card = saved(call, (run / "checkpoints" / LAST).rename("alone.pt"))
     assert "This policy has not been evaluated." in card
     assert "model-index" not in card
     assert "* Trained: not recorded." in card
@@ -91,11 +101,68 @@ def test_a_report_about_another_run_is_refused(run: Path, call: Call) -> None:
     assert not Path("policy").exists()
 
 
-def test_the_code_in_the_card_runs(run: Path, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    card = saved(call, run, "--source", "policy")
+def run_examples(card: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the card's code for an episode, and its command for another one."""
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    capsys.readouterr()
     exec(compile(code, "README.md", "exec"), {})
     assert np.isfinite(float(capsys.readouterr().out.splitlines()[-1]))
+    (command,) = re.findall(r"```sh\npython evaluate.py (.*?)\n```", card)
+    words = shlex.split(command.replace(" --video", "").replace("10", "1"))
+    assert run_program(evaluate, monkeypatch, *words, "--out", "report") == 0
+
+
+def test_the_code_in_the_card_runs(
+    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = saved(call, run, "--source", "policy")
+    assert 'gymnasium.make("Hopper-v5")' in card
+    run_examples(card, monkeypatch, capsys)
+
+
+CODE = {
+    "choices": (Specification("CartPole-v1"), [], "task_of_run(checkpoint.task))\n"),
+    "a goal, by its module": (Specification(OWN), ["--env-id", OWN], "trusted=True))  # imports tests.envs.odd\n"),
+    "a goal, by its class": (Specification(OWN), ["--trust-env"], "trusted=True))  # imports tests.envs.odd\n"),
+    "whole numbers": (Specification("Growing-v0"), ["--trust-env"], "trusted=True))  # imports tests.envs.odd\n"),
+    "a wrapper": (
+        Specification("Hopper-v5", '{"healthy_reward": 2.0}', 9, (RESCALED,)),
+        [],
+        "task_of_run(checkpoint.task))\n",
+    ),
+    "a maze": (Specification("PointMaze_UMaze-v3", max_episode_steps=12), [], "task_of_run(checkpoint.task))\n"),
+}
+"""What is special about an environment -> the environment, flags of the training, and a part of the code."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CODE)
+def test_the_code_runs_in_every_kind_of_environment(
+    kind: str, own_folders: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    specification, flags, part = CODE[kind]
+    if "Maze" in specification.env_id:
+        pytest.importorskip("gymnasium_robotics")
+    data = recorded(task_of(specification, trusted=True))
+    flags = ["--dataset", data, *SMALL, *ON_ONE_CORE, "--name", "run", *flags, "--eval-every-steps", "0"]
+    assert run_program(train, monkeypatch, *flags) == 0
+    forget(monkeypatch)
+    card = saved(call, Path("runs/run"), "--source", "policy")
+    assert part in card
+    assert ("int(action[0])" in card) is (kind == "choices" or "goal" in kind)
+    run_examples(card, monkeypatch, capsys)
+
+
+def test_without_an_environment_the_code_names_none(
+    own_folders: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_d4rl(Path("robot.hdf5"), d4rl_arrays((30, 30)))
+    flags = ["--dataset", data, *SMALL, *ON_ONE_CORE, "--name", "run", "--eval-every-steps", "0"]
+    assert run_program(train, monkeypatch, *flags) == 0
+    card = saved(call, Path("runs/run"), "--source", "policy")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {"observation": np.zeros(11), "reward": 1.0})
+    assert "evaluate.py" not in card
 
 
 def test_plots_and_the_video_of_this_policy_are_shared(run: Path, call: Call) -> None:
