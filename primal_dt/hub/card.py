@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from primal_dt.hub.remote import VIDEO
+from primal_dt.hub.remote import HUB, VIDEO
 from primal_dt.hub.results import PolicyResult
-from primal_dt.hub.scores import scores
+from primal_dt.hub.scores import ignored_targets, scores
 from primal_dt.hub.usage import usage
 from primal_dt.system.table import format_table
 from primal_dt.training.checkpoint import Checkpoint
+from primal_dt.training.run_folder import InitialWeights
 
 __all__ = ["Card", "write_card"]
 
@@ -31,13 +32,13 @@ class Card:
 
     source: str
     """What a reader passes to ``load_policy``."""
-    license: str
-    """The license of the weights, as the hub names it."""
     checkpoint: Checkpoint
     results: Sequence[PolicyResult]
     """The results of the policy; empty if it was not evaluated."""
     provenance: Mapping[str, Any] | None
     """The command, the commit and the versions of the training; None if they are not known."""
+    start: InitialWeights | None
+    """The checkpoint that the training started with; None if its weights were new, or if it is not known."""
     plots: Sequence[str]
     """Paths of plots, relative to the card."""
     has_video: bool
@@ -53,6 +54,18 @@ class Card:
         """The environment for readers, or the data set if there is no environment."""
         task = self.checkpoint.task
         return task.environment_text or task.dataset
+
+    @property
+    def origin(self) -> str | None:
+        """The policy or run that the training started with, as its user named it; None if its weights were new."""
+        name = self.checkpoint.config["model"].get("init_from")
+        return None if name is None else str(name)
+
+    @property
+    def base_model(self) -> str | None:
+        """The repository of the policy that the training started with; None if that is not on the hub."""
+        origin = self.origin or ""
+        return origin.removeprefix(HUB).partition("@")[0] if origin.startswith(HUB) else None
 
 
 def write_card(card: Card) -> str:
@@ -109,10 +122,11 @@ def _metadata(card: Card) -> str:
             for name, value in values.items()
         ]
     data = ModelCardData(
-        license=card.license,
+        license=card.checkpoint.license,
         library_name="primal-dt",
         pipeline_tag="reinforcement-learning",
         tags=tags,
+        base_model=card.base_model,
         model_name=card.name if metrics else None,
         eval_results=metrics or None,
     )
@@ -121,12 +135,19 @@ def _metadata(card: Card) -> str:
 
 def _introduction(card: Card) -> str:
     task = card.checkpoint.task
+    fine_tuned = ""
+    if card.origin is not None:
+        fine_tuned = f" It is fine-tuned: its training started with the weights of {_origin(card)}."
     return (
         f"A [Decision Transformer](https://arxiv.org/abs/2106.01345) for {card.environment}, trained offline on "
         f"`{task.dataset}` with primal-dt. Its attention stack is `{card.checkpoint.shape.attention}`; `primal` stands "
         "for [Primal-Attention](https://arxiv.org/abs/2305.19798), self-attention without an L x L matrix. The policy "
-        "learned from recorded episodes alone."
+        f"learned from recorded episodes alone.{fine_tuned}"
     )
+
+
+def _origin(card: Card) -> str:
+    return f"`{card.origin}`" if card.start is None else f"`{card.origin}`, step {card.start.step:,}"
 
 
 def _task(card: Card) -> str:
@@ -151,6 +172,9 @@ def _training(card: Card) -> str:
     settings = {name: checkpoint.config[part].get(name) for part, names in SETTINGS.items() for name in names}
     settings["rank"] = checkpoint.shape.rank
     rows = [["updates", f"{checkpoint.step:,} of {checkpoint.config['optimizer']['steps']:,}"]]
+    if card.origin is not None:
+        digest = "" if card.start is None else f", digest `{card.start.digest}`"
+        rows.append(["started with", f"{_origin(card)}{digest}"])
     rows += [
         ["seed", str(checkpoint.config["run"]["seed"])],
         ["parameters", f"{checkpoint.model().num_parameters():,}"],
@@ -188,6 +212,7 @@ def _limits(card: Card) -> str:
             f"The best episode of its data has a return of {task.data_returns[-1]:.0f}. Targets above it are not "
             "covered by the data, and the achieved return need not follow them."
         )
+    lines += ignored_targets(card.results)
     recordings = "a simulator's recordings" if task.env_id else "recordings"
     lines.append(f"It learned from {recordings}, and has no safety guarantees: do not run it on a robot unseen.")
     lines += list(task.notes)

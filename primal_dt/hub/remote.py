@@ -12,12 +12,24 @@ from typing import Any
 
 from primal_dt.training.policy_folder import POLICY_CONFIG, WEIGHTS, read_settings
 
-__all__ = ["CARD", "PLACEHOLDER", "PLOTS", "VIDEO", "HubError", "check_repository", "download_policy", "upload_policy"]
+__all__ = [
+    "CARD",
+    "HUB",
+    "PLACEHOLDER",
+    "PLOTS",
+    "VIDEO",
+    "HubError",
+    "check_repository",
+    "download_policy",
+    "upload_policy",
+]
 
 CARD, PLOTS, VIDEO = "README.md", "plots", "replay.mp4"
 """Files of a policy folder besides the policy. The hub shows ``replay.mp4`` beside a card about reinforcement learning.
 """
-PLACEHOLDER = "hub:OWNER/NAME"
+HUB = "hub:"
+"""Start of the name of a policy on the hub: ``hub:OWNER/NAME``."""
+PLACEHOLDER = f"{HUB}OWNER/NAME"
 """What a card names as the policy's source until it is pushed."""
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 NOT_CAUGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM)

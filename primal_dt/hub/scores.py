@@ -8,7 +8,7 @@ from primal_dt.hub.results import PolicyResult
 from primal_dt.system.table import format_table
 from primal_dt.training.checkpoint import Checkpoint
 
-__all__ = ["scores"]
+__all__ = ["ignored_targets", "scores"]
 
 
 def scores(results: Sequence[PolicyResult], checkpoint: Checkpoint, *, has_plots: bool) -> list[str]:
@@ -94,3 +94,19 @@ def _protocol(results: Sequence[PolicyResult], checkpoint: Checkpoint) -> str:
         words += "The policy follows no target return."
     seeds = sorted({episode.seed for result in results for episode in result.episodes})
     return f"{words} Environments are reset with the seeds {seeds[0]} to {seeds[-1]}."
+
+
+def ignored_targets(results: Sequence[PolicyResult]) -> list[str]:
+    """Write a warning for each result in which the policy does not follow its target."""
+    lines = []
+    for result in results:
+        if (ends := result.ignored_targets) is not None:
+            is_plain = result.reference is None
+            low, high = (
+                number_text(end.returns.mean, is_plain=True) if is_plain else f"{end.returns.mean:.0f}" for end in ends
+            )
+            lines.append(
+                f"**It does not follow its target** in {result.environment} (mode {result.mode}): asked for returns of "
+                f"{target_text(ends[0].target)} and {target_text(ends[1].target)}, it achieves {low} and {high}."
+            )
+    return lines

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from primal_dt.hub.remote import download_policy
+from primal_dt.hub.remote import HUB, download_policy
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.policy.stepwise import OnBad, PastEnd
@@ -14,7 +14,7 @@ from primal_dt.training.policy_folder import is_policy_folder
 
 __all__ = ["HUB", "PRETRAINED", "find_policy", "load_policy", "policy_label", "pretrained_names"]
 
-HUB, PRETRAINED = "hub:", "pretrained:"
+PRETRAINED = "pretrained:"
 PRETRAINED_FOLDER = Path(__file__).parent.parent / "pretrained"
 """Policies that come with the package, one folder each."""
 

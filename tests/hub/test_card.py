@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from envs.tasks import task_of
 from primal_dt.evaluation.statistics import mean_interval
 from primal_dt.evaluation.trained_run import open_run
 from primal_dt.task import Specification
+from primal_dt.training.checkpoint import load_checkpoint, save_checkpoint
+from primal_dt.training.run_folder import read_record
 from tests.conftest import ON_ONE_CORE, SMALL, run_program
 from tests.envs.datasets.test_environments import RESCALED, forget, recorded
 from tests.envs.files import d4rl_arrays, write_d4rl
-from tests.hub.conftest import Call
+from tests.hub.conftest import Call, fine_tuned
 from tests.hub.server import metadata_errors
 
 pytestmark = pytest.mark.xdist_group("hub")
@@ -178,11 +182,78 @@ def test_plots_and_the_video_of_this_policy_are_shared(run: Path, call: Call) ->
     assert all(Path("policy", name).exists() for name in linked)
 
 
-def test_no_folder_of_this_machine_is_published(run: Path, call: Call, own_folders: Path) -> None:
-    saved(call, run)
+def test_no_folder_of_this_machine_is_published(
+    run: Path, call: Call, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the data, nor of the run that a fine-tuned one started with, nor in notes."""
+    run = fine_tuned(run, run, monkeypatch)
+    path = run / "checkpoints" / LAST
+    checkpoint = load_checkpoint(path)
+    data = checkpoint.task.dataset
+    assert Path(data).is_absolute()
+    note = f"{data}: actions out of bounds are clipped"
+    save_checkpoint(path, replace(checkpoint, task=replace(checkpoint.task, notes=(note,))))
+    (run / "metrics.jsonl").write_text("damaged\n")
+    evaluation(run, monkeypatch, "--episodes", 1)
+    card = saved(call, run, "--report", "report")
     for name in ("README.md", "config.json"):
         assert "/tmp" not in Path("policy", name).read_text()
         assert str(own_folders.parent) not in Path("policy", name).read_text()
+    assert "--dataset=more.hdf5 --out=runs --init-from=run --name=tuned" in card
+    assert "more.hdf5: actions out of bounds are clipped" in card
+    assert "damaged lines in metrics.jsonl: 1" in card
+    assert load_checkpoint("policy").config["model"]["init_from"] == "run"
+
+
+def test_fine_tuning_is_stated(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fine-tuned" not in saved(call, run)
+    shutil.rmtree("policy")
+    source = read_record(tuned := fine_tuned(run, run, monkeypatch)).initial_weights
+    assert source is not None
+    card = saved(call, tuned)
+    assert "It is fine-tuned: its training started with the weights of `run`, step 20." in card
+    assert row(card, "started with")[1] == f"`run`, step 20, digest `{source.digest}`"
+    assert metadata(card).base_model is None
+    shutil.rmtree("policy")
+    alone = (tuned / "checkpoints" / LAST).rename("alone.pt")
+    assert row(saved(call, alone), "started with")[1] == "`run`"
+
+
+@pytest.mark.parametrize(("returns", "is_ignored"), [((1179, 1000), True), ((1181, 1000), False), ((900, 1000), True)])
+def test_a_policy_that_ignores_its_target_says_so(
+    run: Path, call: Call, returns: tuple[float, float], is_ignored: bool
+) -> None:
+    """Its returns at the targets 3600 and 1800 differ by less than a tenth of 1800."""
+    path = run / "report" / "report.json"
+    content = json.loads(path.read_text())
+    for episode in content["groups"][0]["runs"][0]["episodes"]:
+        episode["total_reward"] = float(returns[episode["target"] == 1800])
+    path.write_text(json.dumps(content))
+    words = f"asked for returns of 1800 and 3600, it achieves {returns[1]} and {returns[0]}."
+    limits = saved(call, run).partition("## Limits")[2]
+    assert (words in limits) is ("does not follow its target" in limits) is is_ignored
+
+
+def test_the_license_is_stored_with_the_weights(run: Path, call: Call) -> None:
+    assert load_checkpoint(run).license is None
+    card = saved(call, run, "--license", "apache-2.0")
+    assert metadata(card).license == load_checkpoint("policy").license == "apache-2.0"
+    assert (
+        "the license 'Apache 2.0' is not written as on the hub"
+        in call("save", run, "--out", "p", "--license", "Apache 2.0", code=1)[1]
+    )
+    assert not Path("p").exists()
+    assert (
+        "--license is for runs: policy has its card already"
+        in call("push", "policy", "owner/policy", "--license", "mit", code=1)[1]
+    )
+
+
+def test_a_shared_policy_is_not_saved_again(run: Path, call: Call) -> None:
+    saved(call, run)
+    message = "policy is a shared policy already: edit its card, policy/README.md"
+    assert message in call("save", "policy", "--out", "again", code=1)[1]
+    assert not Path("again").exists()
 
 
 def test_a_folder_with_files_is_not_overwritten(run: Path, call: Call) -> None:
