@@ -22,7 +22,7 @@ from typing import Annotated
 
 import tyro
 
-from primal_dt.hub.remote import PLACEHOLDER, check_repository, upload_policy
+from primal_dt.hub.remote import PLACEHOLDER, check_repository, source_of, upload_policy
 from primal_dt.hub.share import LICENSE, save_shared
 from primal_dt.system.files import check_writable
 from primal_dt.system.process import memory_errors
@@ -117,9 +117,8 @@ def push(command: Push) -> None:
             folder = Path(scratch)
             save_shared(command.run, folder, reports=command.report, weights_license=command.license or LICENSE)
         address = upload_policy(folder, command.repository, private=command.private, revision=command.revision)
-    at = f"@{command.revision}" if command.revision else ""
     print(f"pushed: {address}")
-    print(f'use:    load_policy("hub:{command.repository}{at}")')
+    print(f'use:    load_policy("{source_of(command.repository, command.revision)}")')
 
 
 if __name__ == "__main__":

@@ -58,11 +58,15 @@ def find_policy(source: str | Path) -> Path:
     """The path of a policy, which is downloaded if it is on the hub and not cached.
 
     Raises:
-        ValueError: if there is no such policy on the hub or in the package.
+        ValueError: if there is no such policy on the hub or in the package, or if the name is empty.
     """
     name = str(source)
+    if not name:
+        raise ValueError("the path of the policy is empty")
     if name.startswith(HUB):
-        repository, _, revision = name.removeprefix(HUB).partition("@")
+        repository, at, revision = name.removeprefix(HUB).partition("@")
+        if at and not revision:
+            raise ValueError(f"{name} names no revision: give one after the @, or leave the @ out")
         return download_policy(repository, revision or None)
     if name.startswith(PRETRAINED):
         return _pretrained(name.removeprefix(PRETRAINED))
