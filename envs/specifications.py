@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs.errors import DataError
 from primal_dt.system.modules import import_from_here
-from primal_dt.task import NO_LIMIT, Specification, Wrapper
+from primal_dt.task import NO_LIMIT, OWN_WRAPPERS, Specification, Wrapper
 
 __all__ = [
     "check_makeable",
@@ -30,8 +30,6 @@ __all__ = [
     "same_environment",
 ]
 
-OWN_WRAPPERS = "gymnasium.wrappers."
-"""Wrappers of gymnasium itself, which are trusted."""
 ROBOTICS = re.compile(r"(AdroitHand|AntMaze_|PointMaze_|FrankaKitchen|Fetch|HandReach|HandManipulate)\w*-v\d+")
 """Ids of gymnasium-robotics, which are in the registry once it is imported."""
 TRUSTED = ("gymnasium.", "gymnasium_robotics.")

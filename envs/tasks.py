@@ -17,7 +17,7 @@ from typing import NamedTuple
 from envs.errors import DataError
 from envs.references import REFERENCES
 from envs.spaces import ActionBounds, unit_box
-from primal_dt.task import Reference, RunTask, Specification
+from primal_dt.task import TABLE, Reference, RunTask, Specification
 
 __all__ = [
     "DEFAULT_LIMIT",
@@ -159,6 +159,7 @@ class Task:
             targets=self.environment.targets,
             reference=self.environment.reference,
             reference_source=self.environment.reference_source,
+            target_source=TABLE if self.environment.targets else "nowhere",
             specification=None if is_plain else own,
         )
 

@@ -8,10 +8,14 @@ from typing import Any, Self
 from primal_dt.config import check_reference, check_targets
 from primal_dt.schema import build, require_keys
 
-__all__ = ["NO_LIMIT", "Reference", "RunTask", "Specification", "Wrapper"]
+__all__ = ["NO_LIMIT", "OWN_WRAPPERS", "TABLE", "Reference", "RunTask", "Specification", "Wrapper"]
 
 NO_LIMIT = -1
 """The episode limit of an environment that has none, as gymnasium writes it."""
+OWN_WRAPPERS = "gymnasium.wrappers."
+"""Start of the entry points of gymnasium's own wrappers, which are trusted."""
+TABLE = "the table of tasks"
+"""The source of the targets of an environment that is in that table."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,18 @@ class Specification:
         return words + [str(wrapper) for wrapper in self.wrappers]
 
     @property
+    def imported(self) -> list[str]:
+        """The modules of others that creating the environment imports."""
+        wrappers = [
+            wrapper.entry_point for wrapper in self.wrappers if not wrapper.entry_point.startswith(OWN_WRAPPERS)
+        ]
+        named = [
+            self.env_id.rpartition(":")[0],
+            *(each.partition(":")[0] for each in (self.entry_point or "", *wrappers)),
+        ]
+        return list(dict.fromkeys(module for module in named if module))
+
+    @property
     def identity(self) -> dict[str, Any]:
         """JSON values that are equal for equal specifications, for digests."""
         return {
@@ -123,7 +139,7 @@ class RunTask:
     """The environment's arguments, episode limit and wrappers; None for the plain environment of this id."""
     reference_source: str = "D4RL, d4rl/infos.py"
     """Where the reference returns are from."""
-    target_source: str = "the table of tasks"
+    target_source: str = TABLE
     """Where the target returns are from."""
     notes: tuple[str, ...] = ()
     """What a reader of results should know about the environment and the data."""
@@ -132,6 +148,16 @@ class RunTask:
     def environment_text(self) -> str:
         """The environment for readers: its id, and what differs from the plain environment."""
         return str(self.specification or Specification(self.env_id))
+
+    @property
+    def is_in_table(self) -> bool:
+        """Whether its environment is in the table of tasks: plain, with vectors as observations and actions."""
+        return bool(self.env_id) and self.target_source == TABLE
+
+    @property
+    def imported(self) -> list[str]:
+        """The modules of others that creating the environment imports."""
+        return (self.specification or Specification(self.env_id)).imported
 
     @property
     def headline(self) -> float | None:

@@ -514,7 +514,7 @@ def test_missing_memory_ends_in_a_message(run: Path, call: Call, shortage: Excep
     ("code", "arguments", "message"),
     [
         (1, "nowhere", "the checkpoint nowhere does not exist"),
-        (1, "runs", "there is no readable checkpoint"),
+        (1, "runs", "runs is not a run or a shared policy"),
         (1, "RUN --env-id Hopper-v3 --allow-version-mismatch", "the environment Hopper-v3 cannot be created"),
         (1, "--policy random --task chess", "there is no task 'chess': it must be one of hopper"),
         (1, "--policy hopper/best", "there is no policy 'hopper/best'"),

@@ -14,7 +14,7 @@ from primal_dt.evaluation.report import FEW_EPISODES, Average, Group, Report, Ta
 from primal_dt.evaluation.score import TargetSummary, number_text, success_text, target_text
 from primal_dt.system.files import atomic_write
 from primal_dt.system.table import format_table
-from primal_dt.task import RunTask
+from primal_dt.task import TABLE, RunTask
 
 __all__ = ["cells_table", "explain_marks", "results_table", "runs_table", "tasks_table", "write_report"]
 
@@ -327,7 +327,7 @@ def _sources(report: Report) -> list[str]:
             found.append(f"{name}: there are no reference returns, so results are plain returns ({PLAIN})")
         elif task.reference_source != RunTask.reference_source:
             found.append(f"{name}: reference returns are from {task.reference_source}")
-        if task.targets and task.target_source != RunTask.target_source:
+        if task.targets and task.target_source != TABLE:
             found.append(f"{name}: target returns are from {task.target_source}")
     return list(dict.fromkeys(found))
 

@@ -22,8 +22,8 @@ from typing import Annotated
 
 import tyro
 
-from primal_dt.hub.remote import PLACEHOLDER, check_repository, upload_policy
-from primal_dt.hub.share import save_shared
+from primal_dt.hub.remote import PLACEHOLDER, check_repository, source_of, upload_policy
+from primal_dt.hub.share import LICENSE, save_shared
 from primal_dt.system.files import check_writable
 from primal_dt.system.process import memory_errors
 from primal_dt.system.terminal import begin_program, explain
@@ -49,8 +49,8 @@ class Push:
     report: tuple[Path, ...] = ()
     """Folders of reports that evaluate.py has written about this run.
     If not given: the report of the training's last evaluation."""
-    license: str = "mit"
-    """License of the weights, as the hub names it."""
+    license: str | None = None
+    """License of the weights, as the hub names it. If not given: mit; for a folder that save has written, its own."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Save:
     report: tuple[Path, ...] = ()
     """Folders of reports that evaluate.py has written about this run.
     If not given: the report of the training's last evaluation."""
-    license: str = "mit"
+    license: str = LICENSE
     """License of the weights, as the hub names it."""
     source: str = PLACEHOLDER
     """What the card tells readers to pass to load_policy. push replaces the default by the repository."""
@@ -109,16 +109,16 @@ def push(command: Push) -> None:
     with tempfile.TemporaryDirectory(prefix="primal-dt-") as scratch:
         folder = command.run
         if is_policy_folder(folder):
-            if command.report:
-                raise ValueError(f"--report is for runs: {folder} has its card already")
+            given = {"--report": command.report, "--license": command.license}
+            if flags := [flag for flag, value in given.items() if value]:
+                raise ValueError(f"{flags[0]} is for runs: {folder} has its card already")
             load_checkpoint(folder)  # so that nothing damaged is published
         else:
             folder = Path(scratch)
-            save_shared(command.run, folder, reports=command.report, weights_license=command.license)
+            save_shared(command.run, folder, reports=command.report, weights_license=command.license or LICENSE)
         address = upload_policy(folder, command.repository, private=command.private, revision=command.revision)
-    at = f"@{command.revision}" if command.revision else ""
     print(f"pushed: {address}")
-    print(f'use:    load_policy("hub:{command.repository}{at}")')
+    print(f'use:    load_policy("{source_of(command.repository, command.revision)}")')
 
 
 if __name__ == "__main__":

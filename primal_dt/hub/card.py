@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from primal_dt.data.names import split_names
-from primal_dt.evaluation.report import FEW_EPISODES
-from primal_dt.evaluation.score import number_text, success_text, target_text
-from primal_dt.hub.remote import VIDEO
+from primal_dt.hub.remote import HUB, VIDEO
 from primal_dt.hub.results import PolicyResult
+from primal_dt.hub.scores import ignored_targets, scores
+from primal_dt.hub.usage import usage
 from primal_dt.system.table import format_table
 from primal_dt.training.checkpoint import Checkpoint
+from primal_dt.training.run_folder import InitialWeights
 
 __all__ = ["Card", "write_card"]
 
@@ -32,13 +32,13 @@ class Card:
 
     source: str
     """What a reader passes to ``load_policy``."""
-    license: str
-    """The license of the weights, as the hub names it."""
     checkpoint: Checkpoint
     results: Sequence[PolicyResult]
     """The results of the policy; empty if it was not evaluated."""
     provenance: Mapping[str, Any] | None
     """The command, the commit and the versions of the training; None if they are not known."""
+    start: InitialWeights | None
+    """The checkpoint that the training started with; None if its weights were new, or if it is not known."""
     plots: Sequence[str]
     """Paths of plots, relative to the card."""
     has_video: bool
@@ -55,6 +55,18 @@ class Card:
         task = self.checkpoint.task
         return task.environment_text or task.dataset
 
+    @property
+    def origin(self) -> str | None:
+        """The policy or run that the training started with, as its user named it; None if its weights were new."""
+        name = self.checkpoint.config["model"].get("init_from")
+        return None if name is None else str(name)
+
+    @property
+    def base_model(self) -> str | None:
+        """The repository of the policy that the training started with; None if that is not on the hub."""
+        origin = self.origin or ""
+        return origin.removeprefix(HUB).partition("@")[0] if origin.startswith(HUB) else None
+
 
 def write_card(card: Card) -> str:
     """Write the card as Markdown."""
@@ -63,11 +75,11 @@ def write_card(card: Card) -> str:
         f"# {card.name}",
         _introduction(card),
         "## Scores",
-        *_scores(card),
+        *scores(card.results, card.checkpoint, has_plots=bool(card.plots)),
         *(f"![{path.rpartition('/')[2].removesuffix('.png')}]({path})" for path in card.plots),
         *([f"[A video of one episode]({VIDEO})"] if card.has_video else []),
         "## How to use it",
-        *_usage(card),
+        *usage(card.checkpoint.task, source=card.source, has_choices=bool(card.checkpoint.shape.categories)),
         "## Task and data",
         _task(card),
         "## Training",
@@ -81,7 +93,10 @@ def write_card(card: Card) -> str:
 
 
 def _metadata(card: Card) -> str:
-    """The YAML at the top. The results are those at the headline target, never the best of several."""
+    """The YAML at the top. The results are those at the headline target, never the best of several.
+
+    Data sets are left out: the hub refuses names that are not those of its own data sets.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     task = card.checkpoint.task
@@ -107,12 +122,12 @@ def _metadata(card: Card) -> str:
             for name, value in values.items()
         ]
     data = ModelCardData(
-        license=card.license,
+        license=card.checkpoint.license,
         library_name="primal-dt",
         pipeline_tag="reinforcement-learning",
         tags=tags,
-        datasets=list(split_names(task.dataset)),
-        model_name=card.name,
+        base_model=card.base_model,
+        model_name=card.name if metrics else None,
         eval_results=metrics or None,
     )
     return str(data.to_yaml()).strip()
@@ -120,136 +135,19 @@ def _metadata(card: Card) -> str:
 
 def _introduction(card: Card) -> str:
     task = card.checkpoint.task
+    fine_tuned = ""
+    if card.origin is not None:
+        fine_tuned = f" It is fine-tuned: its training started with the weights of {_origin(card)}."
     return (
         f"A [Decision Transformer](https://arxiv.org/abs/2106.01345) for {card.environment}, trained offline on "
         f"`{task.dataset}` with primal-dt. Its attention stack is `{card.checkpoint.shape.attention}`; `primal` stands "
         "for [Primal-Attention](https://arxiv.org/abs/2305.19798), self-attention without an L x L matrix. The policy "
-        "learned from recorded episodes alone."
+        f"learned from recorded episodes alone.{fine_tuned}"
     )
 
 
-def _scores(card: Card) -> list[str]:
-    if not card.results:
-        return ["This policy has not been evaluated. Do not assume anything about its returns."]
-    parts = []
-    for result in card.results:
-        parts += [f"In {result.environment}, inference mode `{result.mode}`:", _table(result), _reading(result)]
-        if result.seeds is not None:
-            parts.append(_over_seeds(result))
-        if result.notes:
-            parts.append("\n".join(f"* {note}" for note in result.notes))
-        if card.plots and result.num_policies > 1:
-            parts.append(f"The plots are those of the report, which is about {result.num_policies} policies.")
-    return [*parts, _protocol(card)]
-
-
-def _table(result: PolicyResult) -> str:
-    summaries, is_plain = result.summaries(), result.reference is None
-    has_success = any(summary.success_rate is not None for summary in summaries)
-    rows = []
-    for summary in summaries:
-        shown = summary.returns if summary.normalized is None else summary.normalized
-        interval = result.interval(summary.target)
-        ends = [number_text(end, is_plain=is_plain) for end in interval or ()]
-        is_headline = summary.target == result.headline
-        rows.append(
-            [
-                f"{target_text(summary.target, summary.predicted_mean)}{'*' if is_headline else ''}",
-                shown.texts(is_plain=is_plain)[0],
-                f"[{', '.join(ends)}]" if ends else "",
-                *([] if is_plain else [f"{summary.returns.mean:.0f} ± {summary.returns.std:.0f}"]),
-                f"{summary.length_mean:.0f}",
-                *([success_text(summary.success_rate)] if has_success else []),
-                str(summary.num_episodes),
-            ]
-        )
-    header = ["target", "return" if is_plain else "normalized return", "95 % interval"]
-    header += ["length"] if is_plain else ["return", "length"]
-    return format_table([*header, *(["success"] if has_success else []), "episodes"], rows)
-
-
-def _reading(result: PolicyResult) -> str:
-    """How to read the table."""
-    words = "± is the standard deviation over episodes. The interval is that of the mean over episodes of this policy, "
-    words += "from a bootstrap: it says nothing about other seeds of the training."
-    if result.reference is not None:
-        words += f" Normalized returns are {result.reference}."
-    few = min(summary.num_episodes for summary in result.summaries())
-    if few < FEW_EPISODES:
-        words += f" **{few} {'episode is' if few == 1 else 'episodes are'} too few for a reliable result.**"
-    return words
-
-
-def _over_seeds(result: PolicyResult) -> str:
-    """The result of the configuration, of which this policy is one seed."""
-    assert result.seeds is not None
-    seeds, is_plain = result.seeds, result.reference is None
-    mean, std, iqm, *ends = (
-        number_text(float(value), is_plain=is_plain)
-        for value in (seeds["mean"], seeds["std"], seeds["iqm"], *(seeds["interval"] or ()))
-    )
-    interval = f", interquartile mean {iqm} [{', '.join(ends)}]" if ends else ""
-    return (
-        f"This policy is one of {seeds['num_seeds']} seeds of the same configuration. Over these seeds, at the "
-        f"headline target: {mean} ± {std} (standard deviation over seeds){interval} (95 % interval)."
-    )
-
-
-def _protocol(card: Card) -> str:
-    task, step, planned = card.checkpoint.task, card.checkpoint.step, card.checkpoint.config["optimizer"]["steps"]
-    words = f"Protocol: the last checkpoint (step {step:,}) is evaluated, not the best one. "
-    if step < planned:
-        words = f"Protocol: the checkpoint of step {step:,} is evaluated; **the training has {planned:,} steps**. "
-    if task.targets:
-        words += (
-            f"The policy is asked for a target return. The headline target (*) is {task.targets[0]:g}, from "
-            f"{task.target_source}, and was fixed before the evaluation; results at other targets are shown, but none "
-            "is selected."
-        )
-    else:
-        words += "The policy follows no target return."
-    seeds = sorted({episode.seed for result in card.results for episode in result.episodes})
-    return f"{words} Environments are reset with the seeds {seeds[0]} to {seeds[-1]}."
-
-
-def _usage(card: Card) -> list[str]:
-    task, shape = card.checkpoint.task, card.checkpoint.shape
-    reset = f"policy.reset({task.targets[0]!r})  # the return to aim for" if task.targets else "policy.reset()"
-    is_plain = task.env_id and ":" not in task.env_id and not shape.categories
-    if is_plain and (task.specification is None or not task.specification.differences):
-        code = [
-            "import gymnasium",
-            "from primal_dt import load_policy",
-            "",
-            f'environment = gymnasium.make("{task.env_id}")',
-            f'policy = load_policy("{card.source}")',
-            "observation, _ = environment.reset(seed=0)",
-            reset,
-            "ended, total = False, 0.0",
-            "while not ended:",
-            "    observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))",
-            "    policy.observe(reward)",
-            "    ended, total = terminated or truncated, total + reward",
-            "print(total)",
-        ]
-    else:
-        code = [
-            "from primal_dt import load_policy",
-            "",
-            f'policy = load_policy("{card.source}")',
-            reset,
-            "action = policy.act(observation)  # a raw observation of the environment",
-            "policy.observe(reward)",
-        ]
-    name = card.source.partition(":")[2]
-    what = f"--pretrained {name}" if card.source.startswith("pretrained:") else card.source
-    return [
-        "\n".join(["```python", *code, "```"]),
-        "With primal-dt's repository, this evaluates the policy and records a video:",
-        f"```sh\npython evaluate.py {what} --episodes 10 --video\n```",
-        "The files are numbers and plain values (`model.safetensors`, `config.json`): loading them executes no code. "
-        "Observations and actions are raw; the standardization is part of the policy.",
-    ]
+def _origin(card: Card) -> str:
+    return f"`{card.origin}`" if card.start is None else f"`{card.origin}`, step {card.start.step:,}"
 
 
 def _task(card: Card) -> str:
@@ -274,6 +172,9 @@ def _training(card: Card) -> str:
     settings = {name: checkpoint.config[part].get(name) for part, names in SETTINGS.items() for name in names}
     settings["rank"] = checkpoint.shape.rank
     rows = [["updates", f"{checkpoint.step:,} of {checkpoint.config['optimizer']['steps']:,}"]]
+    if card.origin is not None:
+        digest = "" if card.start is None else f", digest `{card.start.digest}`"
+        rows.append(["started with", f"{_origin(card)}{digest}"])
     rows += [
         ["seed", str(checkpoint.config["run"]["seed"])],
         ["parameters", f"{checkpoint.model().num_parameters():,}"],
@@ -311,8 +212,8 @@ def _limits(card: Card) -> str:
             f"The best episode of its data has a return of {task.data_returns[-1]:.0f}. Targets above it are not "
             "covered by the data, and the achieved return need not follow them."
         )
-    lines.append(
-        "It learned from a simulator's recordings, and has no safety guarantees: do not run it on a robot unseen."
-    )
+    lines += ignored_targets(card.results)
+    recordings = "a simulator's recordings" if task.env_id else "recordings"
+    lines.append(f"It learned from {recordings}, and has no safety guarantees: do not run it on a robot unseen.")
     lines += list(task.notes)
     return "\n".join(f"* {line}" for line in lines)

@@ -4,20 +4,41 @@ The client library raises errors of many types. Here each becomes a :class:`HubE
 """
 
 import errno
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from primal_dt.training.policy_folder import POLICY_CONFIG, WEIGHTS, read_settings
+from primal_dt.training.policy_folder import (
+    LIBRARY,
+    POLICY_CONFIG,
+    WEIGHTS,
+    DamagedError,
+    read_settings,
+    read_weights,
+)
 
-__all__ = ["CARD", "PLACEHOLDER", "PLOTS", "VIDEO", "HubError", "check_repository", "download_policy", "upload_policy"]
+__all__ = [
+    "CARD",
+    "HUB",
+    "PLACEHOLDER",
+    "PLOTS",
+    "VIDEO",
+    "HubError",
+    "check_repository",
+    "download_policy",
+    "source_of",
+    "upload_policy",
+]
 
 CARD, PLOTS, VIDEO = "README.md", "plots", "replay.mp4"
 """Files of a policy folder besides the policy. The hub shows ``replay.mp4`` beside a card about reinforcement learning.
 """
-PLACEHOLDER = "hub:OWNER/NAME"
+HUB = "hub:"
+"""Start of the name of a policy on the hub: ``hub:OWNER/NAME``."""
+PLACEHOLDER = f"{HUB}OWNER/NAME"
 """What a card names as the policy's source until it is pushed."""
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 NOT_CAUGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM)
@@ -26,6 +47,11 @@ NOT_CAUGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM
 
 class HubError(ValueError):
     """A policy could not be downloaded from the hub or uploaded to it."""
+
+
+def source_of(repository: str, revision: str | None = None) -> str:
+    """The name by which a policy of the hub is loaded."""
+    return f"{HUB}{repository}{f'@{revision}' if revision else ''}"
 
 
 def check_repository(name: str) -> None:
@@ -49,19 +75,52 @@ def download_policy(repository: str, revision: str | None = None) -> Path:
     Raises:
         HubError: if it is not there, not a policy, or the hub cannot be reached and it is not cached.
     """
-    from huggingface_hub import HfApi
-
     check_repository(repository)
-    api = HfApi(library_name="primal-dt")
-    with _explained(repository, revision):
-        folder = Path(api.hf_hub_download(repository, POLICY_CONFIG, revision=revision)).parent
+    folder = _download(repository, POLICY_CONFIG, revision).parent
+    source = source_of(repository, revision)
     try:
-        read_settings(folder)
+        settings = read_settings(folder)
+        _download(repository, WEIGHTS, folder.name)  # the folder is named by the commit
+        read_weights(folder, settings)
+    except DamagedError as error:
+        where = folder.parent.parent
+        raise HubError(
+            f"{source} is damaged: {error}. Remove {where} to download it again. If it is damaged then, it is so on "
+            "the hub"
+        ) from error
+    except HubError:
+        raise
     except ValueError as error:
-        raise HubError(f"hub:{repository} is not a policy of this version: {error}") from error
-    with _explained(repository, revision):
-        api.hf_hub_download(repository, WEIGHTS, revision=folder.name)  # the folder is named by the commit
+        raise HubError(f"{source} is not a policy of this version: {error}") from error
     return folder
+
+
+def _download(repository: str, name: str, revision: str | None) -> Path:
+    """Return a file in the cache. It is downloaded if the hub has a newer one, or if it is not cached."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    with _explained(repository, revision):
+        if not isinstance(try_to_load_from_cache(repository, name, revision=revision), str):
+            _require_answer(repository, name, revision)
+        return Path(HfApi(library_name=LIBRARY).hf_hub_download(repository, name, revision=revision))
+
+
+def _require_answer(repository: str, name: str, revision: str | None) -> None:
+    """Ask for a file once, and raise an error unless it is there.
+
+    The client's download would ask seven times, with pauses. Without a network, that takes half a minute; if nothing
+    answers, minutes. Here each request has a limit of ten seconds, or of HF_HUB_ETAG_TIMEOUT.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    not_there = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError)
+    url = hf_hub_url(repository, name, revision=revision)
+    try:
+        get_hf_file_metadata(url)
+    except (*not_there, MemoryError):
+        raise
+    except Exception as error:  # of the client and of its HTTP library
+        raise errors.LocalEntryNotFoundError(f"{url} cannot be downloaded") from error
 
 
 def upload_policy(folder: Path, repository: str, *, private: bool = False, revision: str | None = None) -> str:
@@ -88,7 +147,7 @@ def upload_policy(folder: Path, repository: str, *, private: bool = False, revis
     check_repository(repository)
     if get_token() is None:
         raise HubError(f"there is no token to push to {repository} with: {LOG_IN}")
-    api = HfApi(library_name="primal-dt")
+    api = HfApi(library_name=LIBRARY)
     files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
     with _explained(repository, revision):
         api.create_repo(repository, private=private or None, exist_ok=True)
@@ -103,7 +162,7 @@ def upload_policy(folder: Path, repository: str, *, private: bool = False, revis
             raise HubError(f"{repository} holds something else than a policy of this package: choose another name")
         own = [name for name in present if name.startswith(f"{PLOTS}/") or name == VIDEO]
         operations: list[Any] = [
-            *(CommitOperationAdd(name, _content(path, repository)) for name, path in files.items()),
+            *(CommitOperationAdd(name, _content(path, repository, revision)) for name, path in files.items()),
             *(CommitOperationDelete(name) for name in own if name not in files),
         ]
         commit = api.create_commit(repository, operations, commit_message="Upload a policy", revision=revision)
@@ -116,11 +175,11 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in (*known, *sorted((folder / PLOTS).glob("*.png"))) if path.is_file()]
 
 
-def _content(path: Path, repository: str) -> Path | bytes:
+def _content(path: Path, repository: str, revision: str | None) -> Path | bytes:
     """What is uploaded of a file. A card that was written before the policy had a repository gets its name."""
     if path.name != CARD:
         return path
-    return path.read_bytes().replace(PLACEHOLDER.encode(), f"hub:{repository}".encode())
+    return path.read_bytes().replace(PLACEHOLDER.encode(), source_of(repository, revision).encode())
 
 
 def _require_policy(folder: Path, repository: str) -> None:
@@ -132,7 +191,14 @@ def _require_policy(folder: Path, repository: str) -> None:
 
 @contextmanager
 def _explained(repository: str, revision: str | None) -> Iterator[None]:
-    """Replace the errors of the client library by a HubError that says what is wrong in one line."""
+    """Replace the errors of the client library by a HubError that says what is wrong in one line.
+
+    The client's own warnings about such errors are not shown, unless HF_HUB_VERBOSITY asks for more than warnings.
+    """
+    client = logging.getLogger("huggingface_hub")
+    before = client.level
+    if before == logging.WARNING:
+        client.setLevel(logging.ERROR)
     try:
         yield
     except HubError:
@@ -141,6 +207,8 @@ def _explained(repository: str, revision: str | None) -> Iterator[None]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in NOT_CAUGHT):
             raise
         raise HubError(_reason(error, repository, revision)) from error
+    finally:
+        client.setLevel(before)
 
 
 def _reason(error: Exception, repository: str, revision: str | None) -> str:
@@ -151,6 +219,8 @@ def _reason(error: Exception, repository: str, revision: str | None) -> str:
     hub = constants.ENDPOINT
     if isinstance(error, errors.HFValidationError):
         return f"{repository!r} is not the name of a repository: {_first_line(error)}"
+    if type(error) is ValueError:  # of the check of the card, with one line for each mistake
+        return f"{hub} refuses the card of {repository}: {' '.join(str(error).split())}"
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.GatedRepoError):
         return f"access to {repository} must be requested at {hub}/{repository}; then {LOG_IN}"

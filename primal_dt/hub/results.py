@@ -19,6 +19,8 @@ from primal_dt.task import Reference
 
 __all__ = ["PolicyResult", "read_results"]
 
+FOLLOWS = 0.1
+"""A policy follows its target if the achieved return rises by this part of a difference between targets."""
 OPTIONAL = [item.name for item in fields(Episode) if item.default is not MISSING]
 
 
@@ -49,6 +51,16 @@ class PolicyResult:
     def summaries(self) -> list[TargetSummary]:
         """One summary for each target, the headline target first."""
         return sorted(summarize(self.episodes, self.reference), key=lambda each: each.target != self.headline)
+
+    @property
+    def ignored_targets(self) -> tuple[TargetSummary, TargetSummary] | None:
+        """The results at the lowest and the highest target, if the return hardly rises between them, else None."""
+        found = {each.target: each for each in self.summaries() if each.target is not None}
+        if not found:
+            return None
+        low, high = min(found), max(found)
+        rise = found[high].returns.mean - found[low].returns.mean
+        return (found[low], found[high]) if rise < FOLLOWS * (high - low) else None
 
     def interval(self, target: float | None) -> Interval | None:
         """The 95 % interval of the mean over episodes at one target, in the unit of the results."""

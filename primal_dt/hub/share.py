@@ -1,8 +1,9 @@
 """A run -> a folder to share: the policy, its model card, the plots of its reports, and a video."""
 
 import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,22 @@ from primal_dt.hub.remote import CARD, PLACEHOLDER, PLOTS, VIDEO
 from primal_dt.hub.results import PolicyResult, read_results
 from primal_dt.system.files import atomic_write, make_folder
 from primal_dt.training.checkpoint import Checkpoint, load_checkpoint, save_policy
+from primal_dt.training.policy_folder import is_policy_folder
 from primal_dt.training.run_folder import read_record
 
-__all__ = ["save_shared"]
+__all__ = ["LICENSE", "save_shared"]
+
+LICENSE = "mit"
+"""The license of shared weights, unless another one is given."""
 
 
 def save_shared(
-    path: Path, folder: Path, *, reports: Sequence[Path] = (), source: str = PLACEHOLDER, weights_license: str = "mit"
+    path: Path,
+    folder: Path,
+    *,
+    reports: Sequence[Path] = (),
+    source: str = PLACEHOLDER,
+    weights_license: str = LICENSE,
 ) -> None:
     """Write a folder to share.
 
@@ -33,8 +43,15 @@ def save_shared(
         weights_license: the license of the weights, as the hub names it.
 
     Raises:
-        ValueError: if the run has no readable checkpoint, a report is not about it, or the folder has other files.
+        ValueError: if the run has no readable checkpoint or is a shared policy already, a report is not about it, the
+            folder has other files, or the license is not written as on the hub.
     """
+    check_license(weights_license)
+    if is_policy_folder(path):
+        raise ValueError(
+            f"{path} is a shared policy already: edit its card, {path / CARD}, or publish it with "
+            f"`python -m primal_dt.hub push {path} OWNER/NAME`"
+        )
     run = open_run(path)
     own_report = None if run.folder is None else run.folder / "report"
     folders = list(reports)
@@ -43,21 +60,28 @@ def save_shared(
     results = [result for each in folders for result in read_results(each, run)]
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: give another --out")
-    checkpoint = _public(load_checkpoint(run.path))
-    provenance = _provenance(run)
+    checkpoint = replace(_public(load_checkpoint(run.path)), license=weights_license)
+    record = None if run.folder is None else read_record(run.folder)
+    provenance = None if record is None else _public_provenance(record.provenance)
     save_policy(folder, checkpoint, provenance=provenance)
     videos = [*folders, *([own_report] if own_report else []), *([run.folder] if run.folder else [])]
     card = Card(
         source=source,
-        license=weights_license,
         checkpoint=checkpoint,
-        results=[replace(result, provenance=_public_provenance(result.provenance)) for result in results],
+        results=[_public_result(result) for result in results],
         provenance=provenance,
+        start=None if record is None else record.initial_weights,
         plots=_copy_plots(folders, folder),
         has_video=_copy_video(run, results, videos, folder),
     )
     with atomic_write(folder / CARD) as file:
         file.write(write_card(card).encode())
+
+
+def check_license(name: str) -> None:
+    """Raise ValueError if a license is not written as on the hub. The hub checks that it knows it."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
+        raise ValueError(f"the license {name!r} is not written as on the hub, in lower case: such as mit or apache-2.0")
 
 
 def _copy_plots(reports: Sequence[Path], folder: Path) -> list[str]:
@@ -89,20 +113,33 @@ def _copy_video(run: TrainedRun, results: Sequence[PolicyResult], places: Sequen
 def _public(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint without the folders of this machine in its settings. They are not needed to use it."""
     config: dict[str, Any] = dict(checkpoint.config)
+    origin = config["model"].get("init_from")
+    config["model"] = {**config["model"], "init_from": None if origin is None else _public_name(origin)}
     config["dataset"] = _public_dataset(config["dataset"])
     config["run"] = {**config["run"], "out": "runs", "resume": None}
-    task = replace(checkpoint.task, dataset=_public_dataset(checkpoint.task.dataset))
+    own = checkpoint.task
+    task = replace(own, dataset=_public_dataset(own.dataset), notes=tuple(map(_public_text, own.notes)))
     return replace(checkpoint, config=config, task=task)
 
 
-def _provenance(run: TrainedRun) -> dict[str, Any] | None:
-    """The provenance of a run's training; None for a checkpoint outside a run folder."""
-    return None if run.folder is None else _public_provenance(read_record(run.folder).provenance)
+def _public_result(result: PolicyResult) -> PolicyResult:
+    notes = tuple(map(_public_text, result.notes))
+    return replace(result, notes=notes, provenance=_public_provenance(result.provenance))
 
 
-def _public_provenance(values: Any) -> dict[str, Any]:
-    command = [_public_dataset(str(word)) for word in values.get("command") or ()]
+def _public_provenance(values: Mapping[str, Any]) -> dict[str, Any]:
+    command = [_public_word(str(word)) for word in values.get("command") or ()]
     return {"command": command, "commit": values.get("commit"), "versions": values.get("versions")}
+
+
+def _public_word(word: str) -> str:
+    """A word of a command, which may be ``--flag=value``."""
+    flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    return f"{flag}{equals}{_public_dataset(value)}"
+
+
+def _public_text(text: str) -> str:
+    return " ".join(map(_public_name, text.split(" ")))
 
 
 def _public_dataset(dataset: str) -> str:
@@ -111,5 +148,6 @@ def _public_dataset(dataset: str) -> str:
 
 
 def _public_name(name: str) -> str:
+    """A name, or the last part of a path that is not in the working folder."""
     is_path = os.path.isabs(name) or name.startswith((".", "~")) or name.endswith((".hdf5", ".h5", ".py"))
-    return Path(name).name if is_path else name
+    return (Path(name).name if is_path else "") or name

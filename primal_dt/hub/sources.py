@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from primal_dt.hub.remote import download_policy
+from primal_dt.hub.remote import HUB, download_policy
 from primal_dt.policy.inference import InferenceMode
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.policy.stepwise import OnBad, PastEnd
@@ -14,7 +14,7 @@ from primal_dt.training.policy_folder import is_policy_folder
 
 __all__ = ["HUB", "PRETRAINED", "find_policy", "load_policy", "policy_label", "pretrained_names"]
 
-HUB, PRETRAINED = "hub:", "pretrained:"
+PRETRAINED = "pretrained:"
 PRETRAINED_FOLDER = Path(__file__).parent.parent / "pretrained"
 """Policies that come with the package, one folder each."""
 
@@ -58,11 +58,15 @@ def find_policy(source: str | Path) -> Path:
     """The path of a policy, which is downloaded if it is on the hub and not cached.
 
     Raises:
-        ValueError: if there is no such policy on the hub or in the package.
+        ValueError: if there is no such policy on the hub or in the package, or if the name is empty.
     """
     name = str(source)
+    if not name:
+        raise ValueError("the path of the policy is empty")
     if name.startswith(HUB):
-        repository, _, revision = name.removeprefix(HUB).partition("@")
+        repository, at, revision = name.removeprefix(HUB).partition("@")
+        if at and not revision:
+            raise ValueError(f"{name} names no revision: give one after the @, or leave the @ out")
         return download_policy(repository, revision or None)
     if name.startswith(PRETRAINED):
         return _pretrained(name.removeprefix(PRETRAINED))

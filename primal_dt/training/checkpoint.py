@@ -34,6 +34,7 @@ from primal_dt.system.files import atomic_write, check_folder, check_regular, mo
 from primal_dt.task import RunTask
 from primal_dt.training.checkpoint_schema import FORMAT, check_archive, checked_content
 from primal_dt.training.policy_folder import is_policy_folder, read_policy, write_policy
+from primal_dt.training.run_folder import CONFIG
 
 __all__ = [
     "Checkpoint",
@@ -47,6 +48,9 @@ __all__ = [
 
 MESSAGE_WIDTH = 300
 NAME = re.compile(r"step-\d{9}\.pt")
+SUFFIX = ".pt"
+EXPORTED = (".onnx", ".pt2")
+"""Suffixes of exported policies."""
 NUM_KEPT = 2
 """Number of checkpoints to keep: the newest, and the one before it in case the newest cannot be read."""
 
@@ -72,6 +76,8 @@ class Checkpoint:
     """The trainer's state, and other values that a resumed run needs."""
     critic: Mapping[str, Tensor] | None = None
     """The weights of the critics that choose among actions, if the model is guided by critics."""
+    license: str | None = None
+    """The license of the weights, as the hub names it; None if it is not known. Only shared policies have one."""
 
     def model(self, device: torch.device | str = "cpu") -> DecisionTransformer:
         """Build the model with its weights, in evaluation mode.
@@ -133,7 +139,7 @@ def save_policy(folder: Path, checkpoint: Checkpoint, *, provenance: Mapping[str
         checkpoint: the checkpoint.
         provenance: the command, the commit and the versions of the training; None if they are not known.
     """
-    write_policy(folder, _content(checkpoint), provenance=provenance)
+    write_policy(folder, _content(checkpoint) | {"license": checkpoint.license}, provenance=provenance)
 
 
 def _content(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -186,7 +192,7 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu", *, mma
             raise OSError(errno.ENOMEM, "there is not enough memory to load the checkpoint", str(path)) from error
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE):
             raise
-        raise unreadable(path, error) from error
+        raise unreadable(path, error) if path.suffix == SUFFIX else _another_file(path) from error
 
 
 def _load_policy_folder(folder: Path, device: torch.device | str) -> Checkpoint:
@@ -202,6 +208,23 @@ def unreadable(path: Path, error: Exception, *, kind: str = "checkpoint") -> Che
     words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     reason = textwrap.shorten(words.partition("\n")[0], MESSAGE_WIDTH, placeholder=" ...")
     return CheckpointError(f"the {kind} {path} is damaged or not a {kind} of this version: {reason}")
+
+
+def _another_file(path: Path) -> CheckpointError:
+    """The error of a file that cannot be read and is not named as a checkpoint: what it is, and what is expected."""
+    folder = path.parent
+    if is_policy_folder(folder):
+        return CheckpointError(f"{path} is a file of the shared policy {folder}: give the folder")
+    if (folder / "checkpoints").is_dir():
+        return CheckpointError(f"{path} is a file of the run {folder}: give the folder")
+    if path.suffix in EXPORTED:
+        return CheckpointError(
+            f"{path} is an exported policy, which has no checkpoint in it: give the run or the policy that it was "
+            "exported from"
+        )
+    return CheckpointError(
+        f"{path} is not a checkpoint: give a run folder, a checkpoint file ({SUFFIX}), or the folder of a shared policy"
+    )
 
 
 def _is_shortage(error: Exception) -> bool:
@@ -266,6 +289,11 @@ class CheckpointFolder:
                 if error.errno != errno.EINVAL:  # of check_regular
                     raise
                 problems[path] = f"the checkpoint {path} cannot be used: {error.strerror}"
-        found = "; ".join(problems.values()) if problems else "none was saved yet"
         check_folder(self.folder)
+        run = self.folder.parent
+        if not self.folder.exists() and not (run / CONFIG).exists():
+            raise CheckpointError(
+                f"{run} is not a run or a shared policy: it has no {CONFIG} and no folder checkpoints"
+            )
+        found = "; ".join(problems.values()) if problems else "none was saved yet"
         raise CheckpointError(f"there is no readable checkpoint in {self.folder}: {found}. Start a new run")

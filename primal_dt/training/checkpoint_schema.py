@@ -26,7 +26,9 @@ __all__ = ["FORMAT", "check_archive", "checked_content"]
 
 FORMAT = 2
 KEYS = ("shape", "weights", "state_mean", "state_std", "return_scale", "step", "config", "task", "training")
-"""Keys of a checkpoint, apart from ``format``, and from ``critic``, which those of earlier versions lack."""
+"""Keys of a checkpoint, apart from ``format`` and ``OPTIONAL``."""
+OPTIONAL = ("critic", "license")
+"""Keys that may be missing: earlier versions wrote no critics, and only shared policies have a license."""
 NOT_COMPARED = {"init", "primal_init"}
 """Settings that a trained model does not depend on. Shapes of earlier versions lack them."""
 UNBOUNDED = ("return_cap",)
@@ -64,7 +66,7 @@ def checked_content(content: object, *, size: int) -> dict[str, Any]:
     if type(values["format"]) is not int or values["format"] != FORMAT:
         raise ValueError(f"it has format {reprlib.repr(values['format'])}, but this code reads format {FORMAT}")
     require_keys(values, KEYS, where="it")
-    if unknown := values.keys() - {*KEYS, "format", "critic"}:
+    if unknown := values.keys() - {*KEYS, *OPTIONAL, "format"}:
         raise ValueError(f"it has the unknown key {reprlib.repr(unknown.pop())}")
     largest = max((tensor.numel() * tensor.element_size() for tensor in _tensors(values)), default=0)
     if largest > size:  # tensors may share their bytes, but none repeats its own
@@ -73,7 +75,9 @@ def checked_content(content: object, *, size: int) -> dict[str, Any]:
     shape = build(ModelShape, values["shape"], where="shape", optional=(*EARLIER_VALUES, "unbounded", "categories"))
     _check_shape(shape, config.model)
     _check_size(shape, size)
-    critic = values.get("critic")
+    critic, weights_license = (values.get(name) for name in OPTIONAL)
+    if not isinstance(weights_license, str | None):
+        raise ValueError(f"license must be a text, not {reprlib.repr(weights_license)}")
     _check_weights(values["weights"], shape, DecisionTransformer, where="weights")
     if critic is not None:
         _check_weights(critic, shape, TwinCritic, where="critic")
@@ -96,6 +100,7 @@ def checked_content(content: object, *, size: int) -> dict[str, Any]:
         "task": RunTask.from_dict(values["task"]),
         "training": training,
         "critic": critic,
+        "license": weights_license,
     }
 
 

@@ -1,7 +1,7 @@
 """A policy as a folder to share: ``model.safetensors`` with the weights, ``config.json`` with everything else.
 
 Both files are plain data: reading them executes no code, whoever wrote them. ``config.json`` has the model's shape, the
-normalizer, the task, the settings of the training and its provenance, and the digest of the weights.
+normalizer, the task, the settings of the training and its provenance, the license and the digest of the weights.
 
 This module knows the files. What is in them is checked like a checkpoint's content, by ``checkpoint_schema``.
 """
@@ -23,7 +23,17 @@ from primal_dt.system.files import atomic_write, check_regular
 from primal_dt.system.records import CHECKSUM, checksum
 from primal_dt.training.checkpoint_schema import FORMAT
 
-__all__ = ["LIBRARY", "POLICY_CONFIG", "WEIGHTS", "is_policy_folder", "read_policy", "read_settings", "write_policy"]
+__all__ = [
+    "LIBRARY",
+    "POLICY_CONFIG",
+    "WEIGHTS",
+    "DamagedError",
+    "is_policy_folder",
+    "read_policy",
+    "read_settings",
+    "read_weights",
+    "write_policy",
+]
 
 LIBRARY = "primal-dt"
 """Marks a ``config.json`` as a policy's: other libraries have files of that name too."""
@@ -32,6 +42,10 @@ POLICY_CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_CONFIG_BYTES = 10_000_000
 PREFIXES = {"weights": "model.", "critic": "critic."}
 """Part of a checkpoint -> how the names of its tensors begin in ``model.safetensors``."""
+
+
+class DamagedError(ValueError):
+    """A file has changed since it was written."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ def write_policy(folder: Path, content: Mapping[str, Any], *, provenance: Mappin
 
     Args:
         folder: the folder. It is created if it does not exist.
-        content: the content of a checkpoint; the state of its training is not written.
+        content: the content of a checkpoint, and the license of its weights. The state of its training is not written.
         provenance: the command, the commit and the versions of the training; None if they are not known.
     """
     tensors = {
@@ -70,7 +84,7 @@ def write_policy(folder: Path, content: Mapping[str, Any], *, provenance: Mappin
     values = {
         "library": LIBRARY,
         "format": POLICY_FORMAT,
-        **{name: content[name] for name in ("shape", "step", "task", "config")},
+        **{name: content[name] for name in ("shape", "step", "task", "config", "license")},
         "normalizer": {
             "state_mean": content["state_mean"].tolist(),  # a double has every value of single precision
             "state_std": content["state_std"].tolist(),
@@ -90,13 +104,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Read ``config.json``, and check that it is a policy's and unchanged.
 
     Raises:
-        ValueError: if it is not.
+        DamagedError: if it has changed since it was written.
+        ValueError: if it is missing, or another's.
     """
     raw = _read(folder / POLICY_CONFIG, limit=MAX_CONFIG_BYTES)
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError) as error:  # not UTF-8, cut off, or too deep
-        raise ValueError(f"{POLICY_CONFIG} is not JSON ({error})") from error
+        raise DamagedError(f"{POLICY_CONFIG} is not JSON ({error})") from error
     if not isinstance(values, dict) or values.get("library") != LIBRARY:
         raise ValueError(f"{POLICY_CONFIG} is not that of a {LIBRARY} policy")
     if type(values.get("format")) is not int or values["format"] != POLICY_FORMAT:
@@ -104,8 +119,22 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{POLICY_CONFIG} has format {stated}, but this code reads format {POLICY_FORMAT}")
     stated = values.pop(CHECKSUM, None)
     if stated != checksum(values):
-        raise ValueError(f"{POLICY_CONFIG} has changed since it was written (it has another checksum)")
+        raise DamagedError(f"{POLICY_CONFIG} has changed since it was written (it has another checksum)")
     return values
+
+
+def read_weights(folder: Path, settings: Mapping[str, Any]) -> bytes:
+    """Read ``model.safetensors``, and check that it is the file that the settings of its folder belong to.
+
+    Raises:
+        DamagedError: if it is not.
+        ValueError: if it is missing.
+    """
+    expected = require_keys(settings, ("weights_sha256",), where=POLICY_CONFIG)["weights_sha256"]
+    raw = _read(folder / WEIGHTS)
+    if hashlib.sha256(raw).hexdigest() != expected:
+        raise DamagedError(f"{WEIGHTS} is not the file that {POLICY_CONFIG} belongs to (it has another SHA-256)")
+    return raw
 
 
 def read_policy(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], int]:
@@ -119,12 +148,9 @@ def read_policy(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[
         OSError: if a file may not be read.
     """
     values = read_settings(folder)
-    names = ("shape", "step", "task", "config", "normalizer", "weights_sha256")
-    require_keys(values, names, where=POLICY_CONFIG)
+    require_keys(values, ("shape", "step", "task", "config", "normalizer"), where=POLICY_CONFIG)
     units = build(_Units, values["normalizer"], where="normalizer")
-    raw = _read(folder / WEIGHTS)
-    if hashlib.sha256(raw).hexdigest() != values["weights_sha256"]:
-        raise ValueError(f"{WEIGHTS} is not the file that {POLICY_CONFIG} belongs to (it has another SHA-256)")
+    raw = read_weights(folder, values)
     try:
         tensors = safetensors.torch.load(raw)
     except Exception as error:  # of safetensors, and of torch for types and sizes
@@ -144,6 +170,7 @@ def read_policy(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[
         "state_mean": torch.tensor(units.state_mean, dtype=torch.float32),
         "state_std": torch.tensor(units.state_std, dtype=torch.float32),
         "return_scale": units.return_scale,
+        "license": values.get("license"),  # earlier versions did not write it
         "training": {"trainer": {"step": step}, "pending": {}},  # not shared
     }
     return content, len(raw)

@@ -11,7 +11,7 @@ import pytest
 
 from envs.errors import DataError
 from envs.specifications import make_specified, parse_specification, plain_where_equal
-from primal_dt.task import Specification
+from primal_dt.task import Specification, Wrapper
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> str:
@@ -51,6 +51,12 @@ def test_arguments_limit_and_wrappers_are_restored() -> None:
     assert plain(spec_of(made)) == specification
 
 
+def test_only_modules_of_others_are_named() -> None:
+    wrapper = Wrapper("RescaleAction", "gymnasium.wrappers.transform_action:RescaleAction")
+    assert Specification("Hopper-v5", wrappers=(wrapper,)).imported == []
+    assert Specification("my_env:Reach-v0", wrappers=(Wrapper("A", "other:A"), wrapper)).imported == ["my_env", "other"]
+
+
 def test_reading_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Creating imports a module that only the data names if the user trusts it, and not otherwise."""
     (tmp_path / "named_by_data.py").write_text(
@@ -62,6 +68,7 @@ def test_reading_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wrapped = {"name": "Around", "entry_point": "named_by_data:Around", "kwargs": {}}
     around = parse_specification(json.dumps({"id": "CartPole-v1", "additional_wrappers": [wrapped]}), "here")
     for specification in (own, around):
+        assert specification.imported == ["named_by_data"]
         with pytest.raises(DataError, match=r"would import named_by_data:.* if you trust the data, add --trust-env"):
             make_specified(specification)
     assert "named_by_data" not in sys.modules

@@ -3,11 +3,13 @@
 import json
 from dataclasses import astuple
 
+import gymnasium
 import numpy as np
 import pytest
 
 from envs.datasets.names import KNOWN_NAMES, parse_name
 from envs.errors import DataError
+from envs.make import make_environment
 from envs.spaces import unit_box
 from envs.tasks import ENVIRONMENTS, Spaces, Task, environment_of, task_of
 from primal_dt.evaluation.score import normalized
@@ -36,6 +38,16 @@ def test_targets_and_references_are_the_published_ones() -> None:
         "halfcheetah": (12000, 6000, -280.178953, 12135.0),
         "walker2d": (5000, 2500, 1.629008, 4592.3),
     }
+
+
+def test_environments_of_the_table_are_plain() -> None:
+    """A policy acts in what ``gymnasium.make`` gives, without a conversion: model cards show it so."""
+    for environment in ENVIRONMENTS.values():
+        task = task_of(f"{environment.gymnasium_name}-v5")
+        assert task.run_task().is_in_table
+        assert type(make_environment(task)) is type(gymnasium.make(task.env_id))
+    for other in ("Pendulum-v1", Specification("Hopper-v5", max_episode_steps=9)):
+        assert not task_of(other).run_task().is_in_table
 
 
 def test_a_score_is_linear_in_the_return() -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from primal_dt.evaluation import trained_run
-from primal_dt.evaluation.evaluate import EpisodePlan, _depends_on
+from primal_dt.evaluation.evaluate import Arena, EpisodePlan, _depends_on, evaluate_run
 from primal_dt.evaluation.trained_run import TrainedRun, describe_run, open_run
 from primal_dt.task import Reference, RunTask, Specification, Wrapper
+from tests.conftest import SHAPE
+from tests.training.test_checkpoint import make
 
 CONFIG: dict[str, Any] = {
     "model": {"attention": "softmax"},
@@ -48,6 +51,27 @@ def test_cached_episodes_depend_on_the_specification() -> None:
 
     assert len({json.dumps(key(each), sort_keys=True) for each in (None, SHORT, *WRAPPED)}) == 4
     assert "specification" not in key(None)
+
+
+class Endless:
+    """An environment whose episodes never end."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(SHAPE.state_width), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(SHAPE.state_width), 0.0, False, False, {}
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_episode_beyond_the_models_timesteps_is_an_error(tmp_path: Path) -> None:
+    """Its later steps would not be the model's: there is no score for such an environment."""
+    run = TrainedRun(tmp_path / "a.pt", "digest", None, make(), TASK, ())
+    plan = EpisodePlan((), 1, 0, 1, 0, False)
+    with pytest.raises(ValueError, match=rf"step {SHAPE.max_timesteps} must be below .* the episode is too long"):
+        evaluate_run(run, Arena(Endless, 1000), plan, mode="window", device=torch.device("cpu"))
 
 
 def test_the_curve_has_the_unit_of_the_results(tmp_path: Path) -> None:

@@ -57,6 +57,14 @@ def run(trained: Path, own_folders: Path) -> Path:
     return Path(shutil.copytree(trained, own_folders / "runs" / "run"))
 
 
+def fine_tuned(run: Path, init_from: object, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run on the same data that starts with the weights of a policy. Its command has absolute paths."""
+    data = small_data(run.parent / "more.hdf5")
+    flags = [f"--dataset={data}", f"--out={run.parent}", f"--init-from={init_from}", "--name=tuned"]
+    assert run_program(train, monkeypatch, *SMALL, *ON_ONE_CORE, *flags, "--eval-every-steps", 0) == 0
+    return run.parent / "tuned"
+
+
 @pytest.fixture
 def call(own_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Runs ``python -m primal_dt.hub``, checks its exit code, and returns what it writes to stdout and stderr."""

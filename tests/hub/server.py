@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 from huggingface_hub import ModelCard
 
 LFS = (".safetensors", ".png", ".mp4")
+LICENSES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "gpl-3.0", "openrail", "unknown", "other")
+"""Some of the licenses that the hub knows."""
 TOKENS = {"writer": "owner", "reader": "nobody"}
 """Token -> the account whose repositories it may write."""
 
@@ -51,7 +53,9 @@ class Hub:
     requests: list[str] = field(default_factory=list)
     """Method and path of each request."""
     failing: int | None = None
-    """The status with which every request is answered."""
+    """The status with which requests are answered."""
+    failing_paths: str = ".*"
+    """The paths, as a regular expression, whose requests fail if ``failing`` is set."""
 
     def add(self, name: str, files: dict[str, bytes], *, private: bool = False) -> Repository:
         """Add a repository with one commit."""
@@ -81,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.hub.requests.append(f"{self.command} {unquote(path)}")
         try:
-            if self.hub.failing is not None:
+            if self.hub.failing is not None and re.fullmatch(self.hub.failing_paths, path):
                 raise Answer(self.hub.failing, {"error": "this server always fails"})
             for methods, pattern, route in ROUTES:
                 if self.command in methods.split() and (found := re.fullmatch(pattern, path)):
@@ -164,9 +168,8 @@ class Handler(BaseHTTPRequestHandler):
         raise Answer(200, entries)
 
     def validate(self) -> None:
-        data: Any = ModelCard(json.loads(self.body)["content"]).data
-        assert data.library_name == "primal-dt"
-        raise Answer(200, {"errors": [], "warnings": []})
+        errors = metadata_errors(json.loads(self.body)["content"])
+        raise Answer(400 if errors else 200, {"errors": [{"message": text} for text in errors], "warnings": []})
 
     def preupload(self, name: str, revision: str) -> None:
         self.commit_of(self.repository(name, writing=True), revision)
@@ -224,6 +227,28 @@ class Handler(BaseHTTPRequestHandler):
             X_Linked_Size=str(len(content)),
             Location=f"{self.hub.address.replace('127.0.0.1', 'localhost')}/lfs/{oid}",  # another host, as on the hub
         )
+
+
+def metadata_errors(card: str) -> list[str]:
+    """What the hub refuses in the metadata of a card: the parts of its check that concern cards of policies."""
+    parsed: Any = ModelCard(card, ignore_metadata_errors=True).data
+    data = parsed.to_dict()
+    found = [] if data["license"] in LICENSES else [f'"license" must be one of [{", ".join(LICENSES)}]']
+    ids = {f"datasets[{i}]": ("dataset", name) for i, name in enumerate(data.get("datasets", ()))}
+    ids |= {"base_model": ("model", data["base_model"])} if "base_model" in data else {}
+    for field_name, (kind, value) in ids.items():
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", value, re.ASCII):
+            advice = f"If possible, use a {kind} id from https://hf.co/{kind}s."
+            found.append(f'"{field_name}" with value "{value}" is not valid. {advice}')
+    for i, model in enumerate(data.get("model-index", ())):
+        for j, result in enumerate(model["results"]):
+            needed = [("task", "type"), ("dataset", "type"), ("dataset", "name")]
+            values = {f"{part}.{name}": result.get(part, {}).get(name) for part, name in needed}
+            for k, metric in enumerate(result.get("metrics", ())):
+                values |= {f"metrics[{k}].{name}": metric.get(name) for name in ("type", "value")}
+            at = f"model-index[{i}].results[{j}]"
+            found += [f'"{at}.{name}" is required' for name, value in values.items() if value in (None, "")]
+    return found
 
 
 def git_oid(content: bytes) -> str:

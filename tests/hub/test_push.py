@@ -1,20 +1,27 @@
 """Pushing to the hub and loading from it, against a stand-in on loopback: round trips, revisions and clear failures."""
 
+import io
 import json
+import logging
+import re
+import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 
 import primal_dt
+from primal_dt.hub import remote
 from primal_dt.hub.remote import HubError
 from primal_dt.hub.sources import find_policy, load_policy
 from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.training import policy_folder
 from primal_dt.training.checkpoint import load_checkpoint, save_checkpoint
-from tests.hub.conftest import Call, use_address
+from tests.hub.conftest import Call, fine_tuned, use_address
 from tests.hub.server import Hub
 
 pytestmark = [
@@ -23,6 +30,16 @@ pytestmark = [
 ]
 REPOSITORY = "owner/policy"
 SOURCE = f"hub:{REPOSITORY}"
+
+
+@pytest.fixture
+def client_lines() -> Iterator[io.StringIO]:
+    """What the client's logger writes."""
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    logging.getLogger("huggingface_hub").addHandler(handler)
+    yield lines
+    logging.getLogger("huggingface_hub").removeHandler(handler)
 
 
 def actions(policy: DecisionTransformerPolicy) -> bytes:
@@ -69,6 +86,37 @@ def test_a_pinned_revision_stays_what_it_was(hub: Hub, run: Path, call: Call) ->
     assert actions(load_policy(SOURCE)) == second
 
 
+def test_the_card_of_a_branch_names_the_branch(hub: Hub, run: Path, call: Call) -> None:
+    call("save", run, "--out", "policy")
+    for source, branch in ((run, "v1"), ("policy", "v2")):
+        out, _ = call("push", source, REPOSITORY, "--revision", branch)
+        assert f'load_policy("{SOURCE}@{branch}")' in out
+        card = hub.repositories[REPOSITORY].files(branch)["README.md"].decode()
+        assert card.count(SOURCE) == card.count(f"{SOURCE}@{branch}") == 2
+
+
+def test_weights_are_of_the_commit_of_their_settings(
+    hub: Hub, run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if a new version is pushed between the two downloads."""
+    call("push", run, REPOSITORY)
+    first, repository = actions(load_policy(run)), hub.repositories[REPOSITORY]
+    old = repository.files()
+    change_weights(run)
+    call("push", run, REPOSITORY)
+    new = repository.files()
+    assert old["model.safetensors"] != new["model.safetensors"]
+    repository.commit("main", old)
+    read_settings = policy_folder.read_settings
+
+    def read_and_push(folder: Path) -> dict[str, Any]:
+        repository.commit("main", new)
+        return read_settings(folder)
+
+    monkeypatch.setattr(remote, "read_settings", read_and_push)
+    assert actions(load_policy(SOURCE)) == first
+
+
 def test_a_new_version_replaces_the_cached_one(hub: Hub, run: Path, call: Call) -> None:
     call("push", run, REPOSITORY)
     first = actions(load_policy(SOURCE))
@@ -102,6 +150,29 @@ def test_a_cached_policy_loads_offline(hub: Hub, run: Path, call: Call, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     use_address(unused_address(), monkeypatch)
     assert actions(load_policy(SOURCE)) == expected
+
+
+def test_a_damaged_copy_can_be_downloaded_again(hub: Hub, run: Path, call: Call) -> None:
+    call("push", run, REPOSITORY)
+    folder = find_policy(SOURCE)
+    for name in ("config.json", "model.safetensors"):
+        file = (folder / name).resolve()
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(HubError, match=rf"{SOURCE} is damaged: {name} .* Remove .* to download it again") as caught:
+            load_policy(SOURCE)
+        named = re.findall(r"Remove (\S+) to", str(caught.value))[0]
+        assert Path(named).name == "models--owner--policy"
+        shutil.rmtree(named)
+        assert actions(load_policy(SOURCE)) == actions(load_policy(run))
+
+
+def test_an_empty_name_or_revision_is_refused() -> None:
+    with pytest.raises(ValueError, match="the path of the policy is empty"):
+        load_policy("")
+    with pytest.raises(ValueError, match=f"{SOURCE}@ names no revision"):
+        load_policy(f"{SOURCE}@")
 
 
 def unused_address() -> str:
@@ -147,6 +218,62 @@ def test_a_missing_network_is_explained(hub: Hub, monkeypatch: pytest.MonkeyPatc
     hub.failing = 500
     with pytest.raises(HubError, match="answered 500, and owner/policy is not in the hub's cache"):
         load_policy(SOURCE)
+
+
+def test_a_missing_hub_is_not_waited_for(
+    hub: Hub, run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, client_lines: io.StringIO
+) -> None:
+    """Nor do lines of the client tell of its attempts."""
+    call("push", run, REPOSITORY)
+    weights = (find_policy(SOURCE) / "model.safetensors").resolve()
+
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"waits for {seconds} s")
+
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", wait)
+    hub.failing = 503
+    for address in (hub.address, unused_address()):
+        use_address(address, monkeypatch)
+        with pytest.raises(HubError, match="owner/other is not in the hub's cache"):
+            load_policy("hub:owner/other")
+        assert actions(load_policy(SOURCE)) == actions(load_policy(run))
+    weights.unlink()  # as if a download had been interrupted
+    with pytest.raises(HubError, match=r"owner/policy at \w{40} is not in the hub's cache"):
+        load_policy(SOURCE)
+    assert client_lines.getvalue() == ""
+
+
+def test_a_failed_upload_is_one_line(hub: Hub, run: Path, call: Call, client_lines: io.StringIO) -> None:
+    """The client's warnings about its attempts are left out."""
+    hub.failing, hub.failing_paths = 503, "/lfs/.*"
+    _, err = call("push", run, REPOSITORY, code=1)
+    assert "answered 503 for owner/policy" in err
+    assert client_lines.getvalue() == ""
+
+
+def test_a_card_that_the_hub_refuses_is_explained(hub: Hub, run: Path, call: Call) -> None:
+    call("save", run, "--out", "policy")
+    card = Path("policy/README.md")
+    card.write_text(card.read_text().replace("license: mit", "license: mit\ndatasets:\n- primal/hopper/medium-v0"))
+    err = call("push", "policy", REPOSITORY, code=1)[1]
+    assert f"{hub.address} refuses the card of owner/policy: Invalid metadata in README.md." in err
+    assert '"datasets[0]" with value "primal/hopper/medium-v0" is not valid.' in err
+    assert (
+        '"license" must be one of [apache-2.0, mit, ' in call("push", run, REPOSITORY, "--license", "mine", code=1)[1]
+    )
+    assert not hub.repositories[REPOSITORY].files().keys() - {".gitattributes"}
+
+
+def test_the_base_model_of_a_fine_tuned_policy_is_on_the_hub(
+    hub: Hub, run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("push", run, REPOSITORY, "--revision", "v1")
+    tuned = fine_tuned(run, f"{SOURCE}@v1", monkeypatch)
+    call("push", tuned, "owner/tuned")
+    card = hub.repositories["owner/tuned"].files()["README.md"].decode()
+    data: Any = ModelCard(card).data
+    assert data.base_model == REPOSITORY
+    assert f"its training started with the weights of `{SOURCE}@v1`, step 20." in card
 
 
 def test_a_push_that_is_not_allowed_is_explained(

@@ -3,6 +3,7 @@
 import os
 import pickle
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -18,11 +19,6 @@ from primal_dt.model.transformer import DecisionTransformer
 from primal_dt.task import Reference, RunTask
 from primal_dt.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, load_checkpoint
 from tests.conftest import SHAPE, file_size_limit
-
-CONFIG = Config(
-    model=ModelConfig(width=16, context=4, rank=4, attention_dropout=0.0), optimizer=OptimizerConfig(steps=100)
-)
-"""The settings of a run whose model is the small one."""
 
 CONFIG = Config(
     model=ModelConfig(width=16, context=4, rank=4, attention_dropout=0.0), optimizer=OptimizerConfig(steps=100)
@@ -157,8 +153,32 @@ def test_missing_readable_checkpoint_is_an_error(folder: CheckpointFolder, tmp_p
     folder.path(5).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"no readable checkpoint .*step-000000010.*step-000000005"):
         folder.newest()
+    shutil.rmtree(folder.folder)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is not a run or a shared policy: it has no config.json and"):
+        folder.newest()
+    (tmp_path / "config.json").touch()
     with pytest.raises(CheckpointError, match="none was saved yet"):
-        CheckpointFolder(tmp_path / "nothing").newest()
+        folder.newest()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("config.json", "config.json is a file of the run {run}: give the folder"),
+        ("../policy.onnx", "policy.onnx is an exported policy, which has no checkpoint in it: give the run or the"),
+        ("../policy.pt2", "policy.pt2 is an exported policy"),
+        ("../data.hdf5", r"data.hdf5 is not a checkpoint: give a run folder, a checkpoint file \(.pt\), or"),
+        ("checkpoints/step-000000010.pt", "step-000000010.pt is damaged or not a checkpoint of this version"),
+    ],
+)
+def test_another_file_is_not_called_damaged(folder: CheckpointFolder, tmp_path: Path, name: str, message: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    folder.folder.rename(run / "checkpoints")
+    path = run / name
+    path.write_bytes(b"other")
+    with pytest.raises(CheckpointError, match=message.format(run=run)):
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1000, 10_000, -1], ids=["at once", "early", "later", "at the end"])

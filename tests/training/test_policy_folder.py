@@ -66,6 +66,14 @@ def test_policy_round_trip(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["provenance"] == {"commit": "abc"}
 
 
+def test_the_license_is_stored(tmp_path: Path) -> None:
+    """Folders of earlier versions have none."""
+    save_policy(tmp_path, replace(make(), license="apache-2.0"))
+    assert load_checkpoint(tmp_path).license == "apache-2.0"
+    rewrite(tmp_path, lambda values, tensors: values.pop("license"))
+    assert load_checkpoint(tmp_path).license is None
+
+
 def test_the_state_of_the_training_is_not_shared(folder: Path) -> None:
     assert load_checkpoint(folder).training == {"trainer": {"step": 5}, "pending": {}}
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
@@ -79,6 +87,7 @@ def test_the_state_of_the_training_is_not_shared(folder: Path) -> None:
         (lambda v, t: v["shape"].update(width=2**15), r"shape\.width is 32768, but config\.model\.width is 16"),
         (lambda v, t: v["shape"].update(extra=1), "shape has the unknown key 'extra'"),
         (lambda v, t: v["shape"].update(max_timesteps=10**9), "shape describes a larger model than the file has"),
+        (lambda v, t: v.update(license=5), "license must be a text, not 5"),
         (lambda v, t: v.update(step="5"), "step must be from 0 to 100, not '5'"),
         (lambda v, t: v["task"].pop("env_id"), "task lacks env_id"),
         (lambda v, t: v["normalizer"].update(state_mean=[1.0]), "state_mean must be a tensor of 3 float32 numbers"),
@@ -122,6 +131,13 @@ def test_damage_is_noticed(folder: Path) -> None:
             load_checkpoint(folder)
         (folder / name).write_bytes(good)
     load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_a_file_of_a_policy_is_not_called_damaged(folder: Path, name: str) -> None:
+    (folder / "README.md").touch()
+    with pytest.raises(CheckpointError, match=f"{name} is a file of the shared policy {folder}: give the folder$"):
+        load_checkpoint(folder / name)
 
 
 def json_equal(one: bytes, two: bytes) -> bool:
