@@ -3,53 +3,20 @@
 Axes: B batch, L tokens, D width, C classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from primal_dt.attention import ATTENTION_KINDS, PenaltyReduction, build_attention, ksvd_penalty
+from benchmarks.blocks import PRIMAL_PLUS, STACKS, Block, build_layer, layer_kinds
+from primal_dt.attention import PenaltyReduction, ksvd_penalty
 from primal_dt.attention.dropout import Dropout
 
-__all__ = [
-    "PENALIZED",
-    "STACKS",
-    "Encoder",
-    "EncoderBlock",
-    "EncoderOutput",
-    "EncoderShape",
-    "Network",
-    "check_stacks",
-]
+__all__ = ["Encoder", "EncoderBlock", "EncoderOutput", "EncoderShape", "Network"]
 
 Network = Literal["ours", "uea", "lra", "vit"]
-
-PRIMAL_PLUS, PRIMALFORMER = "primal-plus", "primalformer"
-STACKS = (
-    "softmax",
-    PRIMAL_PLUS,
-    PRIMALFORMER,
-    *(kind for kind in ATTENTION_KINDS if kind not in ("primal", "softmax")),
-)
-"""``softmax``: canonical attention in all layers. ``primal-plus``: Primal-Attention in the last layer, softmax below.
-``primalformer``: Primal-Attention in all layers. Any other name: that kind of attention in all layers."""
-PENALIZED = (PRIMAL_PLUS, PRIMALFORMER)
-"""Stacks in which at least one layer has a KSVD objective J."""
-
-
-def check_stacks(attention: Sequence[str], seeds: Sequence[int]) -> None:
-    """Check the attention stacks and seeds of a benchmark.
-
-    Raises:
-        ValueError: if one of the two is empty or has duplicates, or if a stack is unknown.
-    """
-    if unknown := set(attention) - set(STACKS):
-        raise ValueError(f"attention must be among {', '.join(STACKS)}, not {', '.join(sorted(unknown))}")
-    for name, values in (("attention", attention), ("seeds", seeds)):
-        if not values or len(set(values)) < len(values):
-            raise ValueError(f"{name} must have at least one entry and no duplicates, not {list(values)}")
 
 
 @dataclass(frozen=True)
@@ -84,9 +51,7 @@ class EncoderShape:
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """The kind of attention in each layer, from the bottom."""
-        if self.attention == PRIMAL_PLUS:
-            return ("softmax",) * (self.num_layers - 1) + ("primal",)
-        return ("primal" if self.attention == PRIMALFORMER else self.attention,) * self.num_layers
+        return layer_kinds(self.attention, self.num_layers)
 
 
 class EncoderOutput(NamedTuple):
@@ -98,36 +63,19 @@ class EncoderOutput(NamedTuple):
     """J (B,) of each layer that has one; empty if not requested."""
 
 
-class EncoderBlock(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+class EncoderBlock(Block):
+    """A pre-norm block of an encoder, with GELU, and dropout inside the MLP too."""
 
     def __init__(self, kind: str, shape: EncoderShape) -> None:
-        super().__init__()
-        options = dict(shape.options.get(kind, {}))
-        if kind == "linformer":
-            options["max_length"] = shape.max_length
-        if kind == "cosformer":
-            options["horizon"] = shape.max_length
-        if kind == "primal":
-            options["max_rows"] = shape.max_length
-        self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention = build_attention(
-            kind, width=shape.width, num_heads=shape.num_heads, dropout=shape.dropout, **options
+        attention = build_layer(
+            kind,
+            width=shape.width,
+            num_heads=shape.num_heads,
+            max_length=shape.max_length,
+            dropout=shape.dropout,
+            options=shape.options,
         )
-        self.mlp_norm = nn.LayerNorm(shape.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(shape.width, shape.mlp_width),
-            nn.GELU(),
-            Dropout(shape.dropout),
-            nn.Linear(shape.mlp_width, shape.width),
-            Dropout(shape.dropout),
-        )
-
-    def forward(self, x: Tensor, valid: Tensor | None, *, with_objective: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the output (B, L, D), and J (B,) if the layer has one and it is requested."""
-        hidden, objective = self.attention(self.attention_norm(x), valid, with_objective=with_objective)
-        x = x + hidden
-        return x + self.mlp(self.mlp_norm(x)), objective
+        super().__init__(attention, mlp_width=shape.mlp_width, dropout=shape.dropout, hidden_dropout=shape.dropout)
 
 
 class Encoder(nn.Module):

@@ -1,9 +1,10 @@
 """Collects the raw results of finished runs in benchmarks/results, and writes the tables of the docs from them.
 
 Give run folders to add their results: runs of ``train.py`` that ``evaluate.py`` has evaluated, and runs of
-``benchmarks.uea``. A run replaces an earlier one with the same settings and seed. Give files such as rollout.json to
-publish the reports of benchmarks. Without arguments, only the tables are written. A test checks that the pages have
-exactly the tables that these files give.
+``benchmarks.uea`` and ``benchmarks.language``. A run replaces an earlier one with the same settings and seed. Give
+files such as rollout.json to publish the reports of benchmarks, or cost.json for the costs of ``benchmarks.language``.
+Without arguments, only the tables are written. A test checks that the pages have exactly the tables that these files
+give.
 """
 
 import csv
@@ -16,6 +17,7 @@ from typing import Any
 
 import tyro
 
+from benchmarks.language.run import COST
 from benchmarks.program import run_program
 from benchmarks.result_tables import REPORTS, TABLES
 from benchmarks.runs import RESULT
@@ -24,12 +26,14 @@ from primal_dt.system.files import atomic_write
 from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
 
-__all__ = ["RESULTS", "policy_row", "render", "uea_row"]
+__all__ = ["RESULTS", "language_row", "policy_row", "render", "uea_row"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-POLICIES, UEA = "policies.json", "uea.json"
+POLICIES, UEA, LANGUAGE = "policies.json", "uea.json", "language.json"
+REPORT_FILES = {f"{name}.json": f"{name}.json" for name in REPORTS} | {COST: "language_cost.json"}
+"""Name of a benchmark's report -> its name in benchmarks/results."""
 Row = dict[str, Any]
 
 
@@ -93,17 +97,38 @@ def uea_row(folder: Path) -> Row:
     }
 
 
-def report_of(path: Path) -> Row:
-    """The report of a benchmark and its raw results.
+def language_row(folder: Path) -> Row:
+    """The result of a run of ``benchmarks.language``."""
+    content = json.loads((folder / RESULT).read_text())
+    return {
+        "settings": content["settings"],
+        "valid_perplexity": content["scores"]["valid"],
+        "test_perplexity": content["scores"]["test"],
+        "num_parameters": content["num_parameters"],
+        "num_words": content["shape"]["num_words"],
+        "commit": content["commit"],
+    }
+
+
+def row_of(folder: Path) -> tuple[str, Row]:
+    """The file of results that a run belongs to, and its row."""
+    if not (folder / RESULT).is_file():
+        return POLICIES, policy_row(folder)
+    if "corpus" in json.loads((folder / RESULT).read_text()).get("settings", {}):
+        return LANGUAGE, language_row(folder)
+    return UEA, uea_row(folder)
+
+
+def report_of(path: Path) -> tuple[str, Row]:
+    """The name of a benchmark's report in benchmarks/results, and the report with its raw results.
 
     Raises:
         ValueError: if the file has no report, or is not named as one.
     """
     content = json.loads(path.read_text())
-    if "report" not in content or path.stem not in REPORTS:
-        names = ", ".join(f"{name}.json" for name in REPORTS)
-        raise ValueError(f"{path} must be the report of a benchmark, one of {names}")
-    return dict(content)
+    if "report" not in content or path.name not in REPORT_FILES:
+        raise ValueError(f"{path} must be the report of a benchmark, one of {', '.join(REPORT_FILES)}")
+    return REPORT_FILES[path.name], dict(content)
 
 
 def key_of(row: Row) -> str:
@@ -146,11 +171,11 @@ def render(page: str, tables: Mapping[str, Callable[[Mapping[str, Any]], str]] =
 
 def main(config: Config) -> None:
     """Collect, and write the page."""
-    reports = {path.name: report_of(path) for path in config.runs if path.is_file()}
-    folders = [path for path in config.runs if not path.is_file()]
-    encoders = [folder for folder in folders if (folder / RESULT).is_file()]
-    uea, policies = map(uea_row, encoders), (policy_row(folder) for folder in folders if folder not in encoders)
-    found = {UEA: list(uea), POLICIES: list(policies)}  # all are read before any file is written
+    reports = dict(report_of(path) for path in config.runs if path.is_file())
+    found: dict[str, list[Row]] = {}
+    for folder in (path for path in config.runs if not path.is_file()):  # all are read before any file is written
+        name, row = row_of(folder)
+        found.setdefault(name, []).append(row)
     for row in (*(row for rows in found.values() for row in rows), *reports.values()):
         if row["commit"] is None or row["commit"].endswith("+"):
             raise ValueError(f"a run has no commit, or files were modified ({row['commit']}): run at a clean commit")

@@ -8,9 +8,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from benchmarks.language.cost import Cell as LanguageCell
+from benchmarks.language.report import results_table
 from benchmarks.lra.efficiency import ROWS, Cell, cost_table, findings
 from benchmarks.published import TABLE_1, TABLE_6, UEA_SETTINGS
-from benchmarks.runs import spread
+from benchmarks.runs import SavedRun, spread
 from benchmarks.settings import Primal
 from benchmarks.spectrum import table as spectrum_table
 from primal_dt.system.table import format_table
@@ -286,6 +288,55 @@ def equal_parameters(rows: Rows) -> str:
     return f"{format_table(header, cells)}\n\n{commits(used)}" if used else "Not measured yet."
 
 
+LANGUAGE_SIZES: dict[str, Any] = {
+    "corpus": "wikitext-2",
+    "width": 128,
+    "num_layers": 4,
+    "num_heads": 4,
+    "mlp_width": 512,
+    "equal_parameters": True,
+    "dropout": 0.1,
+    "tokens": 128,
+    "batch_size": 4,
+    "accumulate": 1,
+    "bf16": False,
+    "compile": False,
+    "device": "cpu",
+}
+LANGUAGE_RUN = LANGUAGE_SIZES | {"steps": 3000, "lr": 3e-3, "warmup_steps": 200, "context_window": 0}
+"""The settings of the language models that the table is for."""
+
+
+def language(rows: Rows) -> str:
+    """Perplexities on WikiText-2, three seeds, and the cost of a training step."""
+    used: list[Row] = []
+    runs: dict[str, list[SavedRun]] = {}
+    for attention in ("softmax", "flowformer", *PRIMAL):
+        wanted = LANGUAGE_RUN | {"attention": attention}
+        if attention in PRIMAL:
+            wanted |= {"rank": 30, "eta": 0.1, "feature_map": "cosine", "scores": "both", "init": "unit"}
+        found = [row for row in rows.get("language", ()) if has_settings(row["settings"], wanted)]
+        chosen = [row for row in found if row["settings"]["seed"] in SEEDS]
+        used += chosen
+        if chosen:
+            scores = [{split: row[f"{split}_perplexity"] for split in ("valid", "test")} for row in chosen]
+            runs[attention] = [
+                SavedRun(own, row["commit"], row["num_parameters"]) for own, row in zip(scores, chosen, strict=True)
+            ]
+    if not used:
+        return "Not measured yet."
+    cost = rows.get("language_cost", {})
+    cells = {}
+    if has_settings(cost.get("sizes", {}), LANGUAGE_SIZES | {"rank": 30}):
+        cells = {cell["attention"]: LanguageCell(**cell) for cell in cost["cells"]}
+    return f"{results_table('wikitext-2', runs, cells)}\n\n{commits([*used, *([cost] if cells else [])])}"
+
+
+def has_settings(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether settings include these."""
+    return all(settings.get(name) == value for name, value in wanted.items())
+
+
 def lra_cells(rows: Rows) -> dict[tuple[str, int], Cell]:
     """The measured costs of a training step: (row, length) -> cell. What did not fit in memory is not in the file."""
     cells = [Cell(**cell) for cell in rows["lra_efficiency"]["cells"]]
@@ -362,6 +413,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "uea_table6": uea_table6,
     "variants": variants,
     "heads": heads,
+    "language": language,
     "lra_speed": lra_cost("seconds"),
     "lra_memory": lra_cost("gigabytes"),
     "lra_bars": from_file("lra_efficiency", lra_bars),

@@ -1,17 +1,17 @@
-"""Flags that the classification benchmarks share: the stacks to train, and their primal layers."""
+"""Flags that the benchmarks outside offline RL share: the stacks to train, and their primal layers."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from benchmarks.encoder import PENALIZED, check_stacks
+from benchmarks.blocks import PENALIZED, STACKS, check_stacks
 from primal_dt.attention import PenaltyReduction
 from primal_dt.attention.primal import FeatureMapName, PrimalInit, ScoreNames
 
-__all__ = ["ClassifierFlags", "Primal"]
+__all__ = ["ClassifierFlags", "EncoderFlags", "Primal", "StackFlags"]
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,20 @@ class Primal:
 
 
 @dataclass(frozen=True)
-class ClassifierFlags:
-    """Flags of the classification benchmarks."""
+class StackFlags:
+    """Flags of all benchmarks: which stacks to train, how often, and what their primal layers are."""
+
+    stacks: ClassVar[tuple[str, ...]] = STACKS
+    """The attention stacks to choose from."""
 
     attention: tuple[str, ...] = ("softmax", "primal-plus", "primalformer")
     """Attention stacks: softmax, primal-plus (primal in the last layer), primalformer (primal in all), another kind."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of weights, batches and dropout. Each stack is trained once per seed."""
-    network: Literal["published", "ours"] = "published"
-    """published: the network around the attention layers, and its treatment of padding, as in the paper's code.
-    ours: pre-norm blocks, padding masked everywhere, and a linear classifier of the mean over real tokens."""
     rank: int | None = None
     """Rank of Primal-Attention. If not given, the published one for the data and the stack."""
     eta: float | None = None
     """Weight of the KSVD penalty; 0: no penalty. If not given, the published one for the data and the stack."""
-    rank_multi: int | None = None
-    """Rows of the data-dependent weights, divided by the rank. If not given, the published number."""
     data_dependent: bool = True
     """Weights of Primal-Attention that depend on the sequence, as published (Tables 8 and 9 compare the two)."""
     feature_map: FeatureMapName = "cosine"
@@ -86,19 +84,23 @@ class ClassifierFlags:
     """Train again even if a finished run has the same settings. Otherwise its result is read from its folder."""
 
     def __post_init__(self) -> None:
-        check_stacks(self.attention, self.seeds)
-        sizes = {"rank": self.rank, "rank_multi": self.rank_multi, "threads": self.threads}
-        if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
-            raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
+        check_stacks(self.attention, self.seeds, self.stacks)
+        self.check_at_least_one("rank", "threads")
         if self.eta is not None and not 0 <= self.eta < math.inf:
             raise ValueError(f"eta ({self.eta}) must be finite and at least 0")
 
+    def check_at_least_one(self, *names: str) -> None:
+        """Raise a ValueError if one of these flags is given and below 1."""
+        for name in names:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1")
+
     def with_flags(self, published: Primal) -> Primal:
         """The primal layers: the published settings, with the changes that the flags make."""
-        given = {name: getattr(self, name) for name in ("rank", "eta", "rank_multi") if getattr(self, name) is not None}
         return replace(
             published,
-            **given,
+            rank=published.rank if self.rank is None else self.rank,
+            eta=published.eta if self.eta is None else self.eta,
             data_dependent=self.data_dependent,
             feature_map=self.feature_map,
             scores=self.scores,
@@ -106,12 +108,37 @@ class ClassifierFlags:
             penalty=self.penalty,
         )
 
+    def use_threads(self) -> None:
+        """Set the number of CPU threads, if one is given."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True)
+class EncoderFlags(StackFlags):
+    """Flags of the benchmarks with bidirectional layers, whose weights may depend on the data."""
+
+    rank_multi: int | None = None
+    """Rows of the data-dependent weights, divided by the rank. If not given, the published number."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least_one("rank_multi")
+
+    def with_flags(self, published: Primal) -> Primal:
+        primal = super().with_flags(published)
+        return primal if self.rank_multi is None else replace(primal, rank_multi=self.rank_multi)
+
     @staticmethod
     def primal_settings(attention: str, primal: Primal) -> dict[str, Any]:
         """The settings of the primal layers, for stacks that have some."""
         return asdict(primal) if attention in PENALIZED else {}
 
-    def use_threads(self) -> None:
-        """Set the number of CPU threads, if one is given."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+
+@dataclass(frozen=True)
+class ClassifierFlags(EncoderFlags):
+    """Flags of the UEA and LRA benchmarks."""
+
+    network: Literal["published", "ours"] = "published"
+    """published: the network around the attention layers, and its treatment of padding, as in the paper's code.
+    ours: pre-norm blocks, padding masked everywhere, and a linear classifier of the mean over real tokens."""

@@ -19,14 +19,15 @@ from typing import Any
 import torch
 
 from benchmarks.batches import EpochOrder, LabeledBatch
-from benchmarks.encoder import PENALIZED, EncoderShape
+from benchmarks.blocks import PENALIZED
+from benchmarks.encoder import EncoderShape
 from benchmarks.images.augment import Augmentation, AugmentationSettings
 from benchmarks.images.cost import Step, report_cost
 from benchmarks.images.data import ImageFolder, load_splits, training_batches, whole_batches
 from benchmarks.images.model import MODELS, VisionTransformer, build_model, num_tokens
 from benchmarks.published import TABLE_5
 from benchmarks.runs import RESULT, SavedRun, load_weights, num_parameters, run_stacks, save_run, spread
-from benchmarks.settings import ClassifierFlags, Primal
+from benchmarks.settings import EncoderFlags, Primal
 from benchmarks.step import top_accuracies
 from benchmarks.trainer import Plan, Trainer
 from primal_dt.system.files import atomic_write, check_writable
@@ -48,7 +49,7 @@ RATE_PER_512 = 5e-4
 
 
 @dataclass(frozen=True)
-class Config(ClassifierFlags):
+class Config(EncoderFlags):
     """Settings of the benchmark."""
 
     data: Path | None = None

@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from benchmarks.batches import EpochOrder, Sequences
-from benchmarks.encoder import PENALIZED, Encoder
+from benchmarks.blocks import PENALIZED
+from benchmarks.encoder import Encoder
 from benchmarks.lra.data import TASKS, Task, encoder_shape, load_task
 from benchmarks.lra.efficiency import report_efficiency
 from benchmarks.published import TABLE_2
@@ -76,10 +77,9 @@ class Config(ClassifierFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = {"steps": self.steps, "batch_size": self.batch_size, "accumulate": self.accumulate}
-        sizes |= {"efficiency_batch": self.efficiency_batch, "lengths": min(self.lengths, default=0)}
-        if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
-            raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
+        self.check_at_least_one("steps", "batch_size", "accumulate", "efficiency_batch")
+        if (shortest := min(self.lengths, default=0)) < 1:
+            raise ValueError(f"lengths ({shortest}) must be at least 1")
         if not 0 < self.lr < math.inf or not 0 < self.efficiency_seconds < math.inf:
             raise ValueError("lr and efficiency_seconds must be finite and above 0")
         if self.task != "listops" and self.folder is None and not self.efficiency:

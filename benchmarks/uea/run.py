@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from benchmarks.batches import EpochOrder, LabeledBatch, Sequences
-from benchmarks.encoder import PENALIZED, Encoder, EncoderShape
+from benchmarks.blocks import PENALIZED
+from benchmarks.encoder import Encoder, EncoderShape
 from benchmarks.published import TABLE_1, UEA_SETTINGS, UeaSettings
 from benchmarks.published_encoder import build_encoder
 from benchmarks.runs import RESULT, SavedRun, load_weights, num_parameters, run_stacks, save_run, spread
@@ -73,9 +74,7 @@ class Config(ClassifierFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = {"epochs": self.epochs, "batch_size": self.batch_size}
-        if wrong := [name for name, value in sizes.items() if value is not None and value < 1]:
-            raise ValueError(f"{wrong[0]} ({sizes[wrong[0]]}) must be at least 1")
+        self.check_at_least_one("epochs", "batch_size")
         if self.test_every_epochs < 0:
             raise ValueError(f"test_every_epochs ({self.test_every_epochs}) must be at least 0")
         if not 0 < self.lr < math.inf:

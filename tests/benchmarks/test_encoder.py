@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from benchmarks.batches import LabeledBatch
-from benchmarks.encoder import STACKS, Encoder, EncoderShape
+from benchmarks.blocks import STACKS
+from benchmarks.encoder import Encoder, EncoderShape
 from benchmarks.step import accuracy, update
 from primal_dt.attention import PenaltyReduction, PrimalAttention
 

@@ -13,7 +13,7 @@ import train
 from benchmarks import publish
 from benchmarks.program import save_report
 from benchmarks.publish import PAGES, RESULTS, Config, main, merge, policy_row, read_rows, render, uea_row
-from benchmarks.result_tables import REPORTS, SEEDS, SHORT, TABLES, variants
+from benchmarks.result_tables import LANGUAGE_RUN, LANGUAGE_SIZES, REPORTS, SEEDS, SHORT, TABLES, language, variants
 from tests.conftest import ON_ONE_CORE, SMALL, run_program, small_data
 
 
@@ -43,7 +43,7 @@ def test_a_number_that_is_not_measured_is_found() -> None:
 
 
 def test_every_result_has_its_commit() -> None:
-    rows = [row for name in ("policies.json", "uea.json") for row in read_rows(RESULTS / name)]
+    rows = [row for name in ("policies.json", "uea.json", "language.json") for row in read_rows(RESULTS / name)]
     assert rows
     for row in rows:
         assert re.fullmatch(r"[0-9a-f]{7,12}", row["commit"]), row["settings"]  # no plus sign: nothing was modified
@@ -115,7 +115,7 @@ def test_reports_of_benchmarks_are_published(
     page.write_text("<!-- begin rollout -->\n<!-- end rollout -->\n")
     monkeypatch.setattr(publish, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(publish, "PAGES", (page,))
-    with pytest.raises(ValueError, match=r"other.json must be the report of a benchmark, one of train.json"):
+    with pytest.raises(ValueError, match=r"other.json must be the report of a benchmark, one of train.json.*, cost"):
         main(Config((tmp_path / "other.json",)))
     main(Config((tmp_path / "rollout.json",)))
     assert json.loads((tmp_path / "results" / "rollout.json").read_text())["timings"] == [1.0]
@@ -162,3 +162,57 @@ def test_encoders_are_collected(tmp_path: Path) -> None:
     row = uea_row(tmp_path)
     assert (row["test_accuracy"], row["commit"], row["num_parameters"]) == (98.5, "abc", 7)
     assert row["epochs"] == [{"train/loss": 1.0}, {"train/loss": 1 / 3}]
+
+
+def language_run(folder: Path, attention: str, seed: int, score: float, **changes: Any) -> Path:
+    """The folder of a run of ``benchmarks.language`` with these perplexities."""
+    own: dict[str, Any] = {"attention": attention, "seed": seed, "fingerprint": "f"}
+    if attention.startswith("primal"):
+        own |= {"rank": 30, "eta": 0.1, "feature_map": "cosine", "scores": "both", "init": "unit", "penalty": "mean"}
+    content = {
+        "settings": LANGUAGE_RUN | own | changes,
+        "shape": {"num_words": 33_278},
+        "scores": {"valid": score, "test": score - 10.0},
+        "commit": "0123456789ab",
+        "num_parameters": 5_000_000,
+        "epoch": None,
+    }
+    path = folder / "-".join(map(str, (attention, seed, *changes.items())))
+    path.mkdir()
+    (path / "result.json").write_text(json.dumps(content))
+    return path
+
+
+def test_language_models_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only runs with the settings of the table are in it, and costs that were measured with its sizes."""
+    folders = [language_run(tmp_path, "primal-plus", seed, 300.0 + seed) for seed in SEEDS]
+    folders += [language_run(tmp_path, "primal-plus", 7, 999.0), language_run(tmp_path, "softmax", 0, 999.0, lr=1.0)]
+    cells = [{"attention": "primal-plus", "seconds": 0.5, "memory_mib": 1234.0}]
+    cost = {"sizes": LANGUAGE_SIZES | {"rank": 30, "num_words": 33_278}, "cells": cells, "report": [], "commit": "fedc"}
+    (tmp_path / "cost.json").write_text(json.dumps(cost))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin language -->\n<!-- end language -->\n")
+    monkeypatch.setattr(publish, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(publish, "PAGES", (page,))
+    main(Config((*folders, tmp_path / "cost.json")))
+    rows = read_rows(tmp_path / "results" / "language.json")
+    assert {(row["valid_perplexity"], row["num_words"]) for row in rows} >= {(301.0, 33_278)}
+    assert len(rows) == 5
+    shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines()]
+    expected = ["primal-plus", "301.0 ± 1.0", "291.0 ± 1.0", "3", "31.0", "5,000,000", "500", "1,234"]
+    assert [line for line in shown if "primal-plus" in line] == [expected]
+    assert "999" not in page.read_text()
+    assert "Commits 0123456, fedc." in page.read_text()
+    other = {"language": rows, "language_cost": cost | {"sizes": LANGUAGE_SIZES | {"rank": 30, "tokens": 7}}}
+    assert "1,234" not in language(other)
+    assert language({"language": rows[3:4]}) == language({}) == "Not measured yet."
+
+
+def test_a_language_model_of_modified_code_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = language_run(tmp_path, "softmax", 0, 300.0)
+    content = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(content | {"commit": "0123456789ab+"}))
+    monkeypatch.setattr(publish, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(publish, "PAGES", ())
+    with pytest.raises(ValueError, match=r"files were modified \(0123456789ab\+\)"):
+        main(Config((path,)))
