@@ -81,7 +81,7 @@ class PolicyStep(nn.Module):
         super().__init__()
         self.model = model.eval()
         self.shape = model.shape
-        self.limits = limits_of(model.shape, has_critic=critic is not None)
+        self.limits = limits_of(model.shape, normalizer, has_critic=critic is not None)
         self.critic = critic if len(self.limits.candidates) > 1 else None
         self.return_scale = normalizer.return_scale
         self.register_buffer("state_mean", torch.from_numpy(normalizer.state_mean))

@@ -68,7 +68,7 @@ class OnnxPolicy(StepwisePolicy):
         self._predicts = bool(metadata["predicts_returns"])
         self._inputs = {entry.name: entry.shape for entry in self._session.get_inputs()}
         self._outputs = [entry.name for entry in self._session.get_outputs()]
-        self.reset(np.zeros(0))
+        self._start(np.zeros(0))
 
     @property
     def predicted_returns(self) -> NDArray[np.float64] | None:

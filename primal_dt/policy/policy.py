@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from primal_dt.data.normalizer import Normalizer
+from primal_dt.data.normalizer import LARGEST, Normalizer
 from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.folded import fold_blocks
@@ -26,11 +26,16 @@ CANDIDATES = (0.5, 0.75, 1.0, 1.25)
 """Factors of the target return, or of the predicted one: critics choose among the actions for these."""
 
 
-def limits_of(shape: ModelShape, *, has_critic: bool) -> PolicyLimits:
+def limits_of(shape: ModelShape, normalizer: Normalizer, *, has_critic: bool) -> PolicyLimits:
     """What a policy of this model accepts."""
+    low, high = normalizer.state_limits
     return PolicyLimits(
         state_width=shape.state_width,
         action_width=shape.action_width,
+        observation_low=tuple(low.tolist()),
+        observation_high=tuple(high.tolist()),
+        largest_return=normalizer.largest_return,
+        largest_action=LARGEST,
         max_timesteps=shape.max_timesteps,
         needs_target=shape.conditioning == "return",
         categories=shape.categories,
@@ -76,7 +81,8 @@ class DecisionTransformerPolicy(StepwisePolicy):
         critic: TwinCritic | None = None,
     ) -> None:
         require_mode(mode, model.shape)
-        super().__init__(limits_of(model.shape, has_critic=critic is not None), on_bad=on_bad, past_end=past_end)
+        limits = limits_of(model.shape, normalizer, has_critic=critic is not None)
+        super().__init__(limits, on_bad=on_bad, past_end=past_end)
         self.model = model.eval()
         self.critic = None if model.shape.conditioning == "none" else critic
         self.normalizer = normalizer
@@ -87,7 +93,7 @@ class DecisionTransformerPolicy(StepwisePolicy):
         # window mode uses, and in matrix products whose rows do not all start at a cache line.
         is_aligned = model.shape.width // model.shape.num_heads % ALIGNED == 0
         self._many = Tiles(CPU_TILE[mode], side_by_side=mode == "window" or not is_aligned)
-        self.reset(np.zeros(0))
+        self._start(np.zeros(0))
 
     @property
     def predicted_returns(self) -> NDArray[np.float64] | None:

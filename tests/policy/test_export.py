@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,54 +15,19 @@ import torch
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.critic import TwinCritic
-from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelShape
-from primal_dt.policy.export import NOT_IN_ONNX, StreamingStep, export_policy, make_step
+from primal_dt.model.transformer import ATTENTION_STACKS, ModelShape
+from primal_dt.policy.export import NOT_IN_ONNX, export_policy, make_step
 from primal_dt.policy.inference import InferenceMode
-from primal_dt.policy.onnx_runner import ENTERING, FORMAT, KEY, LEAVING, STATE, OnnxPolicy
+from primal_dt.policy.onnx_runner import FORMAT, KEY, OnnxPolicy
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from tests.conftest import SHAPE as SMALL_SHAPE
 from tests.model.small import random_model
+from tests.policy.eager import EagerSession, eager_policy
 
 SHAPE = replace(SMALL_SHAPE, max_timesteps=14)
 UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
 CHOICES: dict[str, Any] = {"action_low": (), "action_high": (), "categories": (3, 2)}
 MODES = pytest.mark.parametrize("mode", ["window", "streaming"])
-
-
-class EagerSession:
-    """Runs the function of a policy in torch, with the interface of an onnxruntime session."""
-
-    def __init__(self, model: DecisionTransformer, critic: TwinCritic | None, mode: InferenceMode) -> None:
-        self.step = make_step(model, UNITS, critic, mode)
-        limits = asdict(self.step.limits)
-        example: dict[str, Any] = self.step.example(2)
-        metadata = {"format": FORMAT, "mode": mode, "context": model.shape.context, "limits": limits, "about": {}}
-        self.metadata = metadata | {"predicts_returns": model.shape.conditioning == "max-return"}
-        state, leaving = example.pop("state", []), example.pop("leaving", [])
-        self.states = [f"{STATE}{i}" for i in range(len(state))]
-        self.leaving = [f"{LEAVING}{i}" for i in range(len(leaving))]
-        inputs = example | dict(zip(self.states + self.leaving, state + leaving, strict=True))
-        self.inputs = [SimpleNamespace(name=name, shape=["batch", *value.shape[1:]]) for name, value in inputs.items()]
-
-    def get_modelmeta(self) -> Any:
-        return SimpleNamespace(custom_metadata_map={KEY: json.dumps(self.metadata)})
-
-    def get_inputs(self) -> list[Any]:
-        return self.inputs
-
-    def get_outputs(self) -> list[Any]:
-        names = ["action", "followed_return", "returns", *(f"next_{name}" for name in self.states)]
-        names += [name.replace(LEAVING, ENTERING) for name in self.leaving]
-        return [SimpleNamespace(name=name) for name in names]
-
-    @torch.inference_mode()
-    def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        values: dict[str, Any] = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
-        state, leaving = ([values.pop(name) for name in names] for names in (self.states, self.leaving))
-        if isinstance(self.step, StreamingStep):
-            *results, after, entering = self.step(**values, state=state, leaving=leaving)
-            return [result.numpy() for result in (*results, *after, *entering)]
-        return [result.numpy() for result in self.step(**values)]
 
 
 def play_both(exported: OnnxPolicy, policy: DecisionTransformerPolicy, count: int, steps: int = 12) -> float:
@@ -112,24 +77,22 @@ def play_both(exported: OnnxPolicy, policy: DecisionTransformerPolicy, count: in
 )
 @pytest.mark.parametrize("has_critic", [False, True])
 def test_the_exported_function_is_the_policy(
-    changes: dict[str, Any], count: int, mode: InferenceMode, has_critic: bool, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], count: int, mode: InferenceMode, has_critic: bool
 ) -> None:
     model = random_model(replace(SHAPE, **changes), 0.2)
     torch.manual_seed(0)
     critic = TwinCritic(model.shape).eval() if has_critic else None
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: EagerSession(model, critic, mode))
-    exported = OnnxPolicy(__file__)
+    exported = eager_policy(model, UNITS, mode=mode, critic=critic)
     policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
     assert play_both(exported, policy, count) < 1e-5
 
 
 @MODES
-def test_the_exported_function_past_the_end(mode: InferenceMode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exported_function_past_the_end(mode: InferenceMode) -> None:
     model = random_model(replace(SHAPE, max_timesteps=5, conditioning="max-return"), 0.2)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: EagerSession(model, None, mode))
     policy = DecisionTransformerPolicy(model, UNITS, mode=mode)
     with pytest.warns(UserWarning, match="step 5 is past the model's last timestep"):
-        assert play_both(OnnxPolicy(__file__), policy, 2) < 1e-5
+        assert play_both(eager_policy(model, UNITS, mode=mode), policy, 2) < 1e-5
 
 
 def save(path: Path, shape: ModelShape, mode: InferenceMode, *, has_critic: bool = False) -> DecisionTransformerPolicy:
@@ -231,7 +194,7 @@ def test_foreign_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "policy.onnx").write_bytes(b"not a graph")
     with pytest.raises(ValueError, match="is not an ONNX file"):
         OnnxPolicy(tmp_path / "policy.onnx")
-    session = EagerSession(random_model(SHAPE, 0.2), None, "window")
+    session = EagerSession(random_model(SHAPE, 0.2), UNITS, None, "window")
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
     session.metadata["format"] = FORMAT + 1
     with pytest.raises(ValueError, match="is of another version of this package"):
