@@ -145,7 +145,7 @@ def compare(path: Path, checkpoint: Checkpoint) -> str:
         ValueError: if an action differs by more than the tolerance.
     """
     exported = OnnxPolicy(path)
-    policy = checkpoint.policy(mode=exported.mode)  # type: ignore[arg-type] # of the file's metadata
+    policy = checkpoint.policy(mode=exported.mode)
     random, shape, normalizer = np.random.default_rng(0), checkpoint.shape, checkpoint.normalizer
     steps = min(2 * shape.context, shape.max_timesteps)
     target = checkpoint.task.headline or 0.0

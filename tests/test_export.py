@@ -17,8 +17,9 @@ from envs.make import make_environment
 from envs.tasks import task_of
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.policy.export import export_policy
+from primal_dt.policy.exported_file import KEY
 from primal_dt.policy.inference import InferenceMode
-from primal_dt.policy.onnx_runner import KEY, OnnxPolicy
+from primal_dt.policy.onnx_runner import OnnxPolicy
 from primal_dt.policy.policy import DecisionTransformerPolicy
 from primal_dt.task import Specification
 from tests.conftest import ON_ONE_CORE, SHAPE, SMALL, run_program, small_data

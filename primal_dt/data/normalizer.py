@@ -61,8 +61,8 @@ class Normalizer:
     def state_limits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The lowest and the highest raw states, (S,) each, that a policy accepts."""
         mean, std = self.state_mean.astype(np.float64), self.state_std.astype(np.float64)
-        reach = np.minimum(LARGEST * std, LARGEST_RAW)
-        return mean - reach, mean + reach
+        reach, end = np.minimum(LARGEST * std, LARGEST_RAW), float(np.finfo(np.float32).max)
+        return np.maximum(mean - reach, -end), np.minimum(mean + reach, end)
 
     @property
     def largest_return(self) -> float:

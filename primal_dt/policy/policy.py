@@ -14,7 +14,15 @@ from primal_dt.data.normalizer import LARGEST, Normalizer
 from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.folded import fold_blocks
-from primal_dt.policy.inference import ALIGNED, InferenceMode, make_inference, require_mode
+from primal_dt.policy.folded_streaming import FoldedStreaming
+from primal_dt.policy.inference import (
+    ALIGNED,
+    Inference,
+    InferenceMode,
+    WindowInference,
+    make_inference,
+    require_mode,
+)
 from primal_dt.policy.stepwise import OnBad, PastEnd, PolicyLimits, StepwisePolicy
 from primal_dt.policy.tiles import Tiles
 
@@ -107,9 +115,15 @@ class DecisionTransformerPolicy(StepwisePolicy):
     @torch.inference_mode()
     def _begin(self) -> None:
         self._tiles = self._choose_tiles(self.left.size)
-        blocks = None if self.reproducible else fold_blocks(self.model.blocks)
-        self._inference = make_inference(self.mode, self.model, self._tiles.whole(self.left.size), blocks)
+        self._inference = self._make_inference(self._tiles.whole(self.left.size))
         self._chosen = torch.zeros(len(self.left), dtype=torch.int64, device=self.device)
+
+    def _make_inference(self, num_rows: int) -> Inference:
+        if self.reproducible:
+            return make_inference(self.mode, self.model, num_rows)
+        if self.mode == "streaming" and self.model.shape.context > 1:
+            return FoldedStreaming(self.model, num_rows)
+        return WindowInference(self.model, num_rows, fold_blocks(self.model.blocks))
 
     def _choose_tiles(self, num_rows: int) -> Tiles:
         """How to divide this number of rows: into tiles of a fixed size, or not at all."""

@@ -85,7 +85,20 @@ class PolicyLimits:
     categories: tuple[int, ...] = ()
     """(A,), the number of choices of each action entry, if actions are choices."""
     candidates: tuple[float, ...] = (1.0,)
-    """(C,), factors of the target return, or of the predicted one, that are followed side by side."""
+    """(C,), factors of the target return, or of the predicted one, that are followed side by side, in order."""
+
+    def __post_init__(self) -> None:
+        for name in ("state_width", "action_width", "max_timesteps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
+        sizes = {"observation_low": self.state_width, "observation_high": self.state_width}
+        if self.categories:
+            sizes["categories"] = self.action_width
+        for name, size in sizes.items():
+            if len(getattr(self, name)) != size:
+                raise ValueError(f"{name} must have {size} entries, not {len(getattr(self, name))}")
+        if not self.candidates:
+            raise ValueError("candidates must have at least 1 entry")
 
 
 class StepwisePolicy(ABC):
@@ -183,12 +196,11 @@ class StepwisePolicy(ABC):
         if seen.shape != wanted:
             raise ValueError(f"observations must have shape {wanted}, not {seen.shape}")
         self._check_timestep()
-        with np.errstate(over="ignore"):  # numbers too large for float32 become infinite, which is checked
-            single = seen.astype(np.float32)  # as in data sets
-        actions = self._choose(self._observations.checked(single, self._low, self._high))
-        if not (finite := np.isfinite(actions).all(1)).all():
+        good = self._observations.checked(seen, self._low, self._high)
+        actions = self._choose(good.astype(np.float32))  # as in data sets
+        if not np.isfinite(actions).all():
             self._is_ready = False  # the history may have values that are not finite
-            environment = int(finite.argmin())
+            environment = int(np.isfinite(actions).all(1).argmin())
             raise BadActionError(environment, actions[environment])
         self.timestep += 1
         self._has_acted = True
@@ -215,8 +227,8 @@ class StepwisePolicy(ABC):
         if earned.shape != (count,):
             raise ValueError(f"rewards must have shape {(count,)}, not {earned.shape}")
         executed = None if actions is None else self._executed(as_array(actions))
-        largest = self.limits.largest_return
-        low, high = self.left.max(1, keepdims=True) - largest, self.left.min(1, keepdims=True) + largest  # (E, 1)
+        largest, ends = self.limits.largest_return, (self.left[:, :1], self.left[:, -1:])  # the extreme candidates
+        low, high = np.maximum(*ends) - largest, np.minimum(*ends) + largest  # (E, 1)
         self.left -= self._rewards.checked(earned[:, None], low, high)
         if executed is not None:
             self._replace_actions(executed)

@@ -373,14 +373,28 @@ def test_unknown_options_raise(options: dict[str, Any]) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("count", [1, 2, 9, 70])
-def test_the_fastest_way_gives_the_same_actions(mode: InferenceMode, count: int) -> None:
-    model = random_model(SHAPE, 0.2)
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        *(({}, count) for count in (1, 2, 9, 70)),
+        ({"attention": "softmax", "num_heads": 2}, 3),
+        ({"attention": "primalformer", "num_heads": 2}, 3),
+        ({"conditioning": "max-return", "num_heads": 2}, 3),
+        ({"conditioning": "none", "context": 2}, 3),
+        ({"action_low": (), "action_high": (), "categories": (3, 2)}, 3),
+    ],
+    ids=str,
+)
+def test_the_fastest_way_gives_the_same_actions(mode: InferenceMode, changes: dict[str, Any], count: int) -> None:
+    model = random_model(replace(SHAPE, **changes), 0.2)
     policies = [DecisionTransformerPolicy(model, UNITS, mode=mode, reproducible=value) for value in (True, False)]
     for policy in policies:
         policy.reset(np.linspace(0, 300, count))
-    for step in range(8):
+    for step in range(12):
         expected, actions = (policy.act(observations(step, count)) for policy in policies)
         np.testing.assert_allclose(actions, expected, atol=1e-5)
         for policy in policies:
             policy.observe(np.ones(count))
+            if step == 6 and count > 1:
+                policy.keep(np.arange(count) != 1)
+        count -= step == 6 and count > 1
