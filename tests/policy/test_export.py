@@ -86,14 +86,14 @@ def test_the_exported_function_is_the_policy(
     torch.manual_seed(0)
     critic = TwinCritic(model.shape).eval() if has_critic else None
     exported = eager_policy(model, UNITS, mode=mode, critic=critic)
-    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic, reproducible=True)
     assert play_both(exported, policy, count) < 1e-5
 
 
 @MODES
 def test_the_exported_function_past_the_end(mode: InferenceMode) -> None:
     model = random_model(replace(SHAPE, max_timesteps=5, conditioning="max-return"), 0.2)
-    policy = DecisionTransformerPolicy(model, UNITS, mode=mode)
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, reproducible=True)
     with pytest.warns(UserWarning, match="step 5 is past the model's last timestep"):
         assert play_both(eager_policy(model, UNITS, mode=mode), policy, 2) < 1e-5
 
@@ -103,7 +103,7 @@ def save(path: Path, shape: ModelShape, mode: InferenceMode, *, has_critic: bool
     torch.manual_seed(0)
     critic = TwinCritic(shape).eval() if has_critic else None
     export_policy(path, model, UNITS, critic=critic, mode=mode, about={"license": "MIT", "targets": [3600.0]})
-    return DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+    return DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic, reproducible=True)
 
 
 @pytest.mark.slow
@@ -164,7 +164,10 @@ def test_a_file_runs_without_torch(tmp_path: Path) -> None:
 def test_a_file_of_torch_export_computes_the_same(mode: InferenceMode, changes: dict[str, Any], tmp_path: Path) -> None:
     model = random_model(replace(SHAPE, **changes), 0.2)
     export_policy(tmp_path / "policy.pt2", model, UNITS, mode=mode, format="torch", about={"license": "MIT"})
-    exported, policy = TorchExportPolicy(tmp_path / "policy.pt2"), DecisionTransformerPolicy(model, UNITS, mode=mode)
+    exported, policy = (
+        TorchExportPolicy(tmp_path / "policy.pt2"),
+        DecisionTransformerPolicy(model, UNITS, mode=mode, reproducible=True),
+    )
     for count in (1, 3):
         assert play_both(exported, policy, count) < 1e-5
     assert exported.about == {"license": "MIT"}
