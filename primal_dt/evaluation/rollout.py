@@ -3,7 +3,8 @@
 Axes: E environments, S state, A action.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from primal_dt.evaluation.vector import Environment, EnvironmentFailedError, Environments
 from primal_dt.policy.readings import BadReadingError
+from primal_dt.policy.stepwise import BadActionError
 
 __all__ = ["Environment", "Episode", "Policy", "RolloutError", "rollout"]
 
@@ -118,22 +120,19 @@ def _run(
     policy.reset(np.array([np.nan if target is None else target for target in targets], np.float64))
     predicted: list[float | None] = [None] * count
     while len(running):
-        try:
+        running_seeds = [seeds[i] for i in running.tolist()]
+        with _naming_episode(running_seeds, step=length):
             actions = policy.act(observations)
-        except BadReadingError as error:
-            raise RolloutError(
-                f"step {length} of the episode with seed {seeds[running[error.environment]]}: {error}"
-            ) from error
         if length == 0 and (first := getattr(policy, "predicted_returns", None)) is not None:
             predicted = list(first.tolist())
-        running_seeds = [seeds[i] for i in running.tolist()]
         _check("action", actions, running_seeds, step=length, observations=observations)
         observations, rewards, ended, reported, failures = environments.step(running, actions)
         _check("reward", rewards[:, None], running_seeds, step=length, observations=observations)
         total[running] += rewards
         success[running] = np.fmax(success[running], reported)  # NaN only if both are
+        with _naming_episode(running_seeds, step=length):
+            policy.observe(rewards)
         length += 1
-        policy.observe(rewards)
         if ended.any():
             for i in running[ended].tolist():
                 succeeded = None if np.isnan(success[i]) else bool(success[i] > 0)
@@ -145,6 +144,15 @@ def _run(
             raise RolloutError(failures[0])
         on_step(len(running))
     return [episodes[i] for i in range(count)]
+
+
+@contextmanager
+def _naming_episode(seeds: Sequence[int], *, step: int) -> Iterator[None]:
+    """Raise what a policy refuses, or cannot compute, as an error of the episode."""
+    try:
+        yield
+    except (BadReadingError, BadActionError) as error:
+        raise RolloutError(f"step {step} of the episode with seed {seeds[error.environment]}: {error}") from error
 
 
 def _check(

@@ -7,17 +7,17 @@ from features to outputs. Queries, keys and values of a softmax layer are one pr
 Axes: B rows, M new tokens, L tokens, D width, H heads, P = D / H, R rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
+from primal_dt.attention import CausalPrimalAttention, SoftmaxAttention
 from primal_dt.attention.feature_maps import CosineMap
-from primal_dt.model.transformer import Block
+from primal_dt.model.transformer import Block, DecisionTransformer
 
-__all__ = ["FoldedBlock", "FoldedPrimal", "FoldedSoftmax", "fold_blocks"]
+__all__ = ["FoldedBlock", "FoldedEmbedding", "FoldedPrimal", "FoldedSoftmax", "fold_blocks"]
 
 Positions = slice | None
 
@@ -50,19 +50,30 @@ class FoldedSoftmax(nn.Module):
         q, k, v = self.into(x).unflatten(-1, (3, self.num_heads, self.head_width)).transpose(1, 3).unbind(2)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None) -> Tensor:
-        """Queries (B, H, M, P), keys and values (B, H, L, P) -> (B, M, D).
-
-        ``seen`` is (M, L), True where a query attends to a key. None: causal attention; the queries are the last M.
-        """
-        if seen is None and q.shape[2] > 1:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, seen: None = None) -> Tensor:
+        """Causal attention of queries (B, H, M, P), the last M or all, to keys and values (B, H, L, P): (B, M, D)."""
+        if q.shape[2] > 1:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
         else:
-            scores = q @ k.mT  # (B, H, M, L)
-            if seen is not None:
-                scores = scores.masked_fill(~seen, float("-inf"))
-            mixed = scores.softmax(-1) @ v
+            mixed = (q @ k.mT).softmax(-1) @ v
         return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def project_rows(self, x: Tensor, num_new: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(B M, D) -> scaled queries, keys and values, (B H, M, P) each."""
+        q, k, v = self.into(x).view(-1, num_new, 3 * self.num_heads * self.head_width).chunk(3, dim=2)
+        return self._by_head(q), self._by_head(k), self._by_head(v)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(B, M, D) -> (B H, M, P)."""
+        if self.num_heads == 1:
+            return x
+        return x.unflatten(2, (self.num_heads, self.head_width)).transpose(1, 2).flatten(0, 1)
+
+    def output_rows(self, mixed: Tensor) -> Tensor:
+        """Mixed values (B H, M, P) -> (B M, D)."""
+        if self.num_heads > 1:
+            mixed = mixed.unflatten(0, (-1, self.num_heads)).transpose(1, 2)
+        return self.output(mixed.reshape(-1, self.num_heads * self.head_width))
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """(B, L, D) -> (B, M, D) at all positions or the last one."""
@@ -90,29 +101,6 @@ class FoldedPrimal(nn.Module):
         shift = _bias(layer.output) + torch.einsum("dhp,p->d", outputs, _bias(layer.merge))
         self.output = _linear(torch.stack(parts, 1).flatten(1), shift, None)  # (D, 2 H P) -> D
 
-    def initial_state(self, batch_size: int) -> PrimalState:
-        """The state before the first token of each sequence."""
-        weight = self.into.weight
-        count = weight.new_zeros(batch_size, dtype=torch.int64)
-        return PrimalState(weight.new_zeros(batch_size, self.width), count, None)
-
-    def advance(
-        self, x: Tensor, state: PrimalState, valid: Tensor | None = None, *, positions: Positions = None
-    ) -> tuple[Tensor, PrimalState]:
-        """Process M more tokens (B, M, D), which are zero where ``valid`` (B, M) is False.
-
-        Returns the outputs (B, M, D) at all positions or the last one, and the new state.
-        """
-        if positions is not None:
-            total = (state.total + x.sum(1))[:, None]  # (B, 1, D)
-            count = state.num_tokens + (x.shape[1] if valid is None else valid.sum(1))
-            return self._map(total / count[:, None, None]), PrimalState(total[:, 0], count, None)
-        seen = torch.arange(1, x.shape[1] + 1, device=x.device)[None] if valid is None else valid.cumsum(1)
-        totals = state.total[:, None] + x.cumsum(1)  # (B, M, D)
-        counts = state.num_tokens[:, None] + seen  # (B, M)
-        hidden = self._map(totals / counts.clamp(min=1)[..., None])
-        return hidden, PrimalState(totals[:, -1], counts[:, -1], None)
-
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """(B, L, D) -> (B, M, D) at all positions or the last one."""
         if positions is not None:
@@ -121,8 +109,37 @@ class FoldedPrimal(nn.Module):
 
     def _map(self, context: Tensor) -> Tensor:
         """Means of tokens (B, M, D) -> outputs (B, M, D)."""
-        z = self.into(context).unflatten(-1, (2 * self.num_heads, self.head_width))  # (B, M, 2 H, P)
-        return self.output(F.normalize(z, dim=-1).flatten(2))
+        return self.map_rows(context.flatten(0, 1)).view_as(context)
+
+    def map_rows(self, context: Tensor) -> Tensor:
+        """Means of tokens (B M, D) -> outputs (B M, D)."""
+        z = self.into(context).view(-1, 2 * self.num_heads, self.head_width)  # (B M, 2 H, P)
+        length = torch.linalg.vector_norm(z, dim=2, keepdim=True).clamp_min(1e-12)
+        return self.output((z / length).flatten(1))
+
+
+class FoldedEmbedding(nn.Module):
+    """The embeddings of several kinds of tokens and their LayerNorm, as one product.
+
+    Args:
+        model: the model.
+        kinds: the kinds of the tokens, in order.
+    """
+
+    def __init__(self, model: DecisionTransformer, kinds: Sequence[str]) -> None:
+        super().__init__()
+        self.kinds = tuple(kinds)
+        self.norm = model.embed_norm
+        self.action_space = model.action_space
+        parts = [getattr(model, f"embed_{kind}") for kind in kinds]
+        weight = torch.block_diag(*(part.weight for part in parts))
+        self.into = _linear(weight, torch.cat([_bias(part) for part in parts]), None)
+
+    def forward(self, values: Mapping[str, Tensor], time: Tensor) -> Tensor:
+        """Values (B, ...) by kind, and the embeddings of the tokens' timesteps (M, D) -> tokens (B M, D)."""
+        encoded = [self.action_space.encode(values[kind]) if kind == "action" else values[kind] for kind in self.kinds]
+        x = self.into(torch.cat(encoded, 1)).view(-1, *time.shape)  # (B, M, D)
+        return self.norm((x + time).view(-1, time.shape[1]))
 
 
 class FoldedBlock(nn.Module):

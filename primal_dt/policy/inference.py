@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
 from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
-from primal_dt.policy.folded import FoldedBlock, FoldedPrimal, FoldedSoftmax
+from primal_dt.policy.folded import FoldedBlock, FoldedSoftmax
 from primal_dt.policy.tiles import Tiles
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "InferenceMode",
     "StreamingInference",
     "WindowInference",
+    "keep_rows",
     "make_inference",
     "require_mode",
 ]
@@ -54,23 +55,18 @@ def require_mode(mode: InferenceMode, shape: ModelShape) -> None:
         raise ValueError(f"mode streaming supports only the cosine map, not {shape.feature_map}: use mode window")
 
 
-def make_inference(
-    mode: InferenceMode, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock] | None = None
-) -> "Inference":
+def make_inference(mode: InferenceMode, model: DecisionTransformer, num_rows: int) -> "Inference":
     """Build inference in mode ``window`` (exact) or ``streaming`` (computes each token once).
 
     Args:
         mode: the mode.
         model: the model, in evaluation mode.
         num_rows: N, the number of episodes.
-        blocks: the model's blocks in the form to use; None for the model's own.
     """
     require_mode(mode, model.shape)
-    if blocks is None:
-        blocks = [block for block in model.blocks if isinstance(block, Block)]
     if mode == "window" or model.shape.context == 1:  # a context of one step has nothing to stream
-        return WindowInference(model, num_rows, blocks)
-    return StreamingInference(model, num_rows, blocks)
+        return WindowInference(model, num_rows)
+    return StreamingInference(model, num_rows)
 
 
 class Inference(ABC):
@@ -79,12 +75,10 @@ class Inference(ABC):
     Args:
         model: the model, in evaluation mode.
         num_rows: N, the number of episodes.
-        blocks: its blocks, folded or not.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock]) -> None:
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
         self.model = model
-        self.blocks = blocks
         self.num_rows = num_rows
         self.timestep = 0
         self.actions = self._zeros(model.shape.action_width)
@@ -114,9 +108,36 @@ class Inference(ABC):
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         """Continue with the rows of these indices, moved to the front of ``num_rows`` rows."""
-        self.actions = _keep_rows(self.actions, rows, num_rows)
-        self.returns = _keep_rows(self.returns, rows, num_rows)
+        self.actions = keep_rows(self.actions, rows, num_rows)
+        self.returns = keep_rows(self.returns, rows, num_rows)
         self.num_rows = num_rows
+
+    @abstractmethod
+    def _make_room(self) -> None:
+        """Prepare the caches for the tokens of the next step."""
+
+    @abstractmethod
+    def _act(self, rows: slice, states: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """States (n, S) and returns (n, 1) -> actions (n, A) and the returns that they follow (n, 1)."""
+
+    def _zeros(self, *entries: int) -> Tensor:
+        return self.model.embed_norm.weight.new_zeros(self.num_rows, *entries)
+
+
+class BlockwiseInference(Inference):
+    """Base class of inference with the model's own embeddings, in tiles of any size.
+
+    Args:
+        model: the model, in evaluation mode.
+        num_rows: N, the number of episodes.
+        blocks: its blocks, folded or not; None for its own.
+    """
+
+    def __init__(
+        self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock] | None = None
+    ) -> None:
+        super().__init__(model, num_rows)
+        self.blocks = [block for block in model.blocks if isinstance(block, Block)] if blocks is None else blocks
 
     def _act(self, rows: slice, states: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         """States (n, S) and returns (n, 1) -> actions (n, A) and the returns that they follow (n, 1)."""
@@ -145,13 +166,6 @@ class Inference(ABC):
         """The timestep ``age`` steps ago, at most the model's last."""
         return min(self.timestep - age, self.model.shape.max_timesteps - 1)
 
-    def _zeros(self, *entries: int) -> Tensor:
-        return self.model.embed_norm.weight.new_zeros(self.num_rows, *entries)
-
-    @abstractmethod
-    def _make_room(self) -> None:
-        """Prepare the caches for the tokens of the next step."""
-
     @abstractmethod
     def _newest(self, rows: slice, x: Tensor, end: int) -> Tensor:
         """New tokens (n, M, D) -> the output of the last block at the newest of them (n, 1, D).
@@ -161,7 +175,7 @@ class Inference(ABC):
         """
 
 
-class WindowInference(Inference):
+class WindowInference(BlockwiseInference):
     """Exact inference: the model's output for the last K steps. Supports every attention stack.
 
     Embeddings are cached, since they do not depend on the rest of the window. In a stack of several layers whose first
@@ -169,7 +183,9 @@ class WindowInference(Inference):
     step, the top layer for the newest state token only.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock]) -> None:
+    def __init__(
+        self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock] | None = None
+    ) -> None:
         super().__init__(model, num_rows, blocks)
         shape = model.shape
         self._per_step = shape.tokens_per_step
@@ -184,8 +200,8 @@ class WindowInference(Inference):
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         super().keep(rows, num_rows)
-        self._tokens = _keep_rows(self._tokens, rows, num_rows)
-        self._projected = [_keep_rows(cache, rows, num_rows) for cache in self._projected]
+        self._tokens = keep_rows(self._tokens, rows, num_rows)
+        self._projected = [keep_rows(cache, rows, num_rows) for cache in self._projected]
 
     def _make_room(self) -> None:
         num_new = self._per_step - (self.timestep == 0)
@@ -216,7 +232,7 @@ class WindowInference(Inference):
         return x
 
 
-class StreamingInference(Inference):
+class StreamingInference(BlockwiseInference):
     """Computes each token once, when it is new. Supports stacks of softmax and Causal Primal-Attention.
 
     Softmax layers cache the keys and values of the window's tokens in a ring buffer. Primal layers cache the sum over
@@ -226,9 +242,9 @@ class StreamingInference(Inference):
     left the window.
     """
 
-    def __init__(self, model: DecisionTransformer, num_rows: int, blocks: Sequence[Block | FoldedBlock]) -> None:
-        super().__init__(model, num_rows, blocks)
-        self._memories = [_memory_of(block, model.shape, num_rows) for block in self.blocks]
+    def __init__(self, model: DecisionTransformer, num_rows: int) -> None:
+        super().__init__(model, num_rows)
+        self._memories = [_memory_of(block.attention, model.shape, num_rows) for block in self.blocks]
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         super().keep(rows, num_rows)
@@ -250,7 +266,7 @@ class StreamingInference(Inference):
 class _SoftmaxMemory:
     """Keys and values of the last K steps. The tokens that are new at step t are in slot t modulo K."""
 
-    def __init__(self, layer: SoftmaxAttention | FoldedSoftmax, shape: ModelShape, num_rows: int) -> None:
+    def __init__(self, layer: SoftmaxAttention, shape: ModelShape, num_rows: int) -> None:
         self.layer = layer
         self.context, self._per_step = shape.context, shape.tokens_per_step
         num_tokens = self._per_step * self.context
@@ -292,13 +308,13 @@ class _SoftmaxMemory:
         return self.layer.attend(q, self._keys[rows], self._values[rows], seen=seen)
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
-        self._keys, self._values = _keep_rows(self._keys, rows, num_rows), _keep_rows(self._values, rows, num_rows)
+        self._keys, self._values = keep_rows(self._keys, rows, num_rows), keep_rows(self._values, rows, num_rows)
 
 
 class _PrimalMemory:
     """The running sum over the window, and the window's tokens, to subtract those that leave. Slots as above."""
 
-    def __init__(self, layer: CausalPrimalAttention | FoldedPrimal, shape: ModelShape, num_rows: int) -> None:
+    def __init__(self, layer: CausalPrimalAttention, shape: ModelShape, num_rows: int) -> None:
         self.layer = layer
         self.context, self._per_step = shape.context, shape.tokens_per_step
         self._total, self._count, _ = layer.initial_state(num_rows)
@@ -325,19 +341,18 @@ class _PrimalMemory:
 
     def keep(self, rows: Tensor, num_rows: int) -> None:
         self._total, self._count, self._ring = (
-            _keep_rows(buffer, rows, num_rows) for buffer in (self._total, self._count, self._ring)
+            keep_rows(buffer, rows, num_rows) for buffer in (self._total, self._count, self._ring)
         )
 
 
-def _memory_of(block: Block | FoldedBlock, shape: ModelShape, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
-    layer = block.attention
-    if isinstance(layer, SoftmaxAttention | FoldedSoftmax):
+def _memory_of(layer: nn.Module, shape: ModelShape, num_rows: int) -> _SoftmaxMemory | _PrimalMemory:
+    if isinstance(layer, SoftmaxAttention):
         return _SoftmaxMemory(layer, shape, num_rows)
-    assert isinstance(layer, CausalPrimalAttention | FoldedPrimal), type(layer)
+    assert isinstance(layer, CausalPrimalAttention), type(layer)
     return _PrimalMemory(layer, shape, num_rows)
 
 
-def _keep_rows(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+def keep_rows(buffer: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """Move the chosen rows to the front; return the first ``num_rows`` rows."""
     buffer[: len(rows)] = buffer[rows]
     return buffer[:num_rows]

@@ -10,11 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from primal_dt.data.normalizer import Normalizer
+from primal_dt.data.normalizer import LARGEST, Normalizer
 from primal_dt.model.critic import TwinCritic
 from primal_dt.model.transformer import DecisionTransformer, ModelShape
 from primal_dt.policy.folded import fold_blocks
-from primal_dt.policy.inference import ALIGNED, InferenceMode, make_inference, require_mode
+from primal_dt.policy.folded_streaming import FoldedStreaming
+from primal_dt.policy.inference import (
+    ALIGNED,
+    Inference,
+    InferenceMode,
+    WindowInference,
+    make_inference,
+    require_mode,
+)
 from primal_dt.policy.stepwise import OnBad, PastEnd, PolicyLimits, StepwisePolicy
 from primal_dt.policy.tiles import Tiles
 
@@ -26,11 +34,16 @@ CANDIDATES = (0.5, 0.75, 1.0, 1.25)
 """Factors of the target return, or of the predicted one: critics choose among the actions for these."""
 
 
-def limits_of(shape: ModelShape, *, has_critic: bool) -> PolicyLimits:
+def limits_of(shape: ModelShape, normalizer: Normalizer, *, has_critic: bool) -> PolicyLimits:
     """What a policy of this model accepts."""
+    low, high = normalizer.state_limits
     return PolicyLimits(
         state_width=shape.state_width,
         action_width=shape.action_width,
+        observation_low=tuple(low.tolist()),
+        observation_high=tuple(high.tolist()),
+        largest_return=normalizer.largest_return,
+        largest_action=LARGEST,
         max_timesteps=shape.max_timesteps,
         needs_target=shape.conditioning == "return",
         categories=shape.categories,
@@ -76,7 +89,8 @@ class DecisionTransformerPolicy(StepwisePolicy):
         critic: TwinCritic | None = None,
     ) -> None:
         require_mode(mode, model.shape)
-        super().__init__(limits_of(model.shape, has_critic=critic is not None), on_bad=on_bad, past_end=past_end)
+        limits = limits_of(model.shape, normalizer, has_critic=critic is not None)
+        super().__init__(limits, on_bad=on_bad, past_end=past_end)
         self.model = model.eval()
         self.critic = None if model.shape.conditioning == "none" else critic
         self.normalizer = normalizer
@@ -87,7 +101,7 @@ class DecisionTransformerPolicy(StepwisePolicy):
         # window mode uses, and in matrix products whose rows do not all start at a cache line.
         is_aligned = model.shape.width // model.shape.num_heads % ALIGNED == 0
         self._many = Tiles(CPU_TILE[mode], side_by_side=mode == "window" or not is_aligned)
-        self.reset(np.zeros(0))
+        self._start(np.zeros(0))
 
     @property
     def predicted_returns(self) -> NDArray[np.float64] | None:
@@ -101,9 +115,15 @@ class DecisionTransformerPolicy(StepwisePolicy):
     @torch.inference_mode()
     def _begin(self) -> None:
         self._tiles = self._choose_tiles(self.left.size)
-        blocks = None if self.reproducible else fold_blocks(self.model.blocks)
-        self._inference = make_inference(self.mode, self.model, self._tiles.whole(self.left.size), blocks)
+        self._inference = self._make_inference(self._tiles.whole(self.left.size))
         self._chosen = torch.zeros(len(self.left), dtype=torch.int64, device=self.device)
+
+    def _make_inference(self, num_rows: int) -> Inference:
+        if self.reproducible:
+            return make_inference(self.mode, self.model, num_rows)
+        if self.mode == "streaming" and self.model.shape.context > 1:
+            return FoldedStreaming(self.model, num_rows)
+        return WindowInference(self.model, num_rows, fold_blocks(self.model.blocks))
 
     def _choose_tiles(self, num_rows: int) -> Tiles:
         """How to divide this number of rows: into tiles of a fixed size, or not at all."""

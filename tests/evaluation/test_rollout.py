@@ -14,6 +14,7 @@ from primal_dt.evaluation.rollout import Episode, RolloutError, rollout
 from primal_dt.evaluation.score import evaluation_scalars, normalized, summarize, summary_table
 from primal_dt.evaluation.vector import Environments
 from primal_dt.policy.readings import BadReadingError
+from primal_dt.policy.stepwise import BadActionError
 from primal_dt.task import Reference
 
 
@@ -271,7 +272,7 @@ class Refusing(TargetPolicy):
 
     def act(self, observations: np.ndarray, /) -> np.ndarray:
         if observations[-1, 1] == 1:
-            raise BadReadingError("observation", len(observations) - 1, 0, np.nan, "advice")
+            raise BadReadingError("entry 0 of the observation is nan", len(observations) - 1, 0)
         return super().act(observations)
 
 
@@ -279,3 +280,26 @@ def test_a_refused_observation_names_the_episode() -> None:
     """By its seed, also after another episode has ended."""
     with pytest.raises(RolloutError, match="step 1 of the episode with seed 6: entry 0 of the observation"):
         rollout(Refusing(), Countdown, targets=[1.0] * 3, seeds=[4, 5, 6])
+
+
+class RefusingRewards(TargetPolicy):
+    """Refuses the rewards of the first step."""
+
+    def observe(self, rewards: np.ndarray, /) -> None:
+        raise BadReadingError("entry 0 of the reward is 1e25", 1, 0)
+
+
+class Failing(TargetPolicy):
+    """Computes no finite action in the first step."""
+
+    def act(self, observations: np.ndarray, /) -> np.ndarray:
+        raise BadActionError(0, np.array([np.nan]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [(RefusingRewards(), "seed 5: entry 0 of the reward is 1e25"), (Failing(), r"seed 4: the action .* is \[nan\]")],
+)
+def test_errors_of_a_policy_name_the_episode(policy: TargetPolicy, message: str) -> None:
+    with pytest.raises(RolloutError, match=f"step 0 of the episode with {message}"):
+        rollout(policy, Countdown, targets=[1.0] * 2, seeds=[4, 5])

@@ -3,25 +3,27 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from primal_dt.data.normalizer import Normalizer
 from primal_dt.model.critic import TwinCritic
-from primal_dt.model.transformer import ATTENTION_STACKS, DecisionTransformer, ModelShape
-from primal_dt.policy.export import NOT_IN_ONNX, StreamingStep, export_policy, make_step
+from primal_dt.model.transformer import ATTENTION_STACKS, ModelShape
+from primal_dt.policy.export import NOT_IN_ONNX, export_policy
+from primal_dt.policy.exported import ExportedPolicy
+from primal_dt.policy.exported_file import FORMAT
 from primal_dt.policy.inference import InferenceMode
-from primal_dt.policy.onnx_runner import ENTERING, FORMAT, KEY, LEAVING, STATE, OnnxPolicy
+from primal_dt.policy.onnx_runner import OnnxPolicy
 from primal_dt.policy.policy import DecisionTransformerPolicy
+from primal_dt.policy.torch_runner import TorchExportPolicy
 from tests.conftest import SHAPE as SMALL_SHAPE
 from tests.model.small import random_model
+from tests.policy.eager import eager_graph, eager_policy
 
 SHAPE = replace(SMALL_SHAPE, max_timesteps=14)
 UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
@@ -29,43 +31,7 @@ CHOICES: dict[str, Any] = {"action_low": (), "action_high": (), "categories": (3
 MODES = pytest.mark.parametrize("mode", ["window", "streaming"])
 
 
-class EagerSession:
-    """Runs the function of a policy in torch, with the interface of an onnxruntime session."""
-
-    def __init__(self, model: DecisionTransformer, critic: TwinCritic | None, mode: InferenceMode) -> None:
-        self.step = make_step(model, UNITS, critic, mode)
-        limits = asdict(self.step.limits)
-        example: dict[str, Any] = self.step.example(2)
-        metadata = {"format": FORMAT, "mode": mode, "context": model.shape.context, "limits": limits, "about": {}}
-        self.metadata = metadata | {"predicts_returns": model.shape.conditioning == "max-return"}
-        state, leaving = example.pop("state", []), example.pop("leaving", [])
-        self.states = [f"{STATE}{i}" for i in range(len(state))]
-        self.leaving = [f"{LEAVING}{i}" for i in range(len(leaving))]
-        inputs = example | dict(zip(self.states + self.leaving, state + leaving, strict=True))
-        self.inputs = [SimpleNamespace(name=name, shape=["batch", *value.shape[1:]]) for name, value in inputs.items()]
-
-    def get_modelmeta(self) -> Any:
-        return SimpleNamespace(custom_metadata_map={KEY: json.dumps(self.metadata)})
-
-    def get_inputs(self) -> list[Any]:
-        return self.inputs
-
-    def get_outputs(self) -> list[Any]:
-        names = ["action", "followed_return", "returns", *(f"next_{name}" for name in self.states)]
-        names += [name.replace(LEAVING, ENTERING) for name in self.leaving]
-        return [SimpleNamespace(name=name) for name in names]
-
-    @torch.inference_mode()
-    def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        values: dict[str, Any] = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
-        state, leaving = ([values.pop(name) for name in names] for names in (self.states, self.leaving))
-        if isinstance(self.step, StreamingStep):
-            *results, after, entering = self.step(**values, state=state, leaving=leaving)
-            return [result.numpy() for result in (*results, *after, *entering)]
-        return [result.numpy() for result in self.step(**values)]
-
-
-def play_both(exported: OnnxPolicy, policy: DecisionTransformerPolicy, count: int, steps: int = 12) -> float:
+def play_both(exported: ExportedPolicy, policy: DecisionTransformerPolicy, count: int, steps: int = 12) -> float:
     """The largest difference of actions and predicted returns, each policy with its own history.
 
     Executed actions differ from the chosen ones in some steps, and one environment ends early.
@@ -104,6 +70,8 @@ def play_both(exported: OnnxPolicy, policy: DecisionTransformerPolicy, count: in
         {"conditioning": "none"},
         {"conditioning": "max-return"},
         {"context": 2},
+        {"num_heads": 2},
+        {"attention": "primalformer", "num_heads": 2, "conditioning": "max-return"},
         {"action_loss": "gaussian"},
         CHOICES,
         CHOICES | {"conditioning": "max-return"},
@@ -112,24 +80,22 @@ def play_both(exported: OnnxPolicy, policy: DecisionTransformerPolicy, count: in
 )
 @pytest.mark.parametrize("has_critic", [False, True])
 def test_the_exported_function_is_the_policy(
-    changes: dict[str, Any], count: int, mode: InferenceMode, has_critic: bool, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], count: int, mode: InferenceMode, has_critic: bool
 ) -> None:
     model = random_model(replace(SHAPE, **changes), 0.2)
     torch.manual_seed(0)
     critic = TwinCritic(model.shape).eval() if has_critic else None
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: EagerSession(model, critic, mode))
-    exported = OnnxPolicy(__file__)
-    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+    exported = eager_policy(model, UNITS, mode=mode, critic=critic)
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic, reproducible=True)
     assert play_both(exported, policy, count) < 1e-5
 
 
 @MODES
-def test_the_exported_function_past_the_end(mode: InferenceMode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exported_function_past_the_end(mode: InferenceMode) -> None:
     model = random_model(replace(SHAPE, max_timesteps=5, conditioning="max-return"), 0.2)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: EagerSession(model, None, mode))
-    policy = DecisionTransformerPolicy(model, UNITS, mode=mode)
+    policy = DecisionTransformerPolicy(model, UNITS, mode=mode, reproducible=True)
     with pytest.warns(UserWarning, match="step 5 is past the model's last timestep"):
-        assert play_both(OnnxPolicy(__file__), policy, 2) < 1e-5
+        assert play_both(eager_policy(model, UNITS, mode=mode), policy, 2) < 1e-5
 
 
 def save(path: Path, shape: ModelShape, mode: InferenceMode, *, has_critic: bool = False) -> DecisionTransformerPolicy:
@@ -137,7 +103,7 @@ def save(path: Path, shape: ModelShape, mode: InferenceMode, *, has_critic: bool
     torch.manual_seed(0)
     critic = TwinCritic(shape).eval() if has_critic else None
     export_policy(path, model, UNITS, critic=critic, mode=mode, about={"license": "MIT", "targets": [3600.0]})
-    return DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic)
+    return DecisionTransformerPolicy(model, UNITS, mode=mode, critic=critic, reproducible=True)
 
 
 @pytest.mark.slow
@@ -197,13 +163,14 @@ def test_a_file_runs_without_torch(tmp_path: Path) -> None:
 )
 def test_a_file_of_torch_export_computes_the_same(mode: InferenceMode, changes: dict[str, Any], tmp_path: Path) -> None:
     model = random_model(replace(SHAPE, **changes), 0.2)
-    export_policy(tmp_path / "policy.pt2", model, UNITS, mode=mode, format="torch", about={})
-    step, files = make_step(model, UNITS, None, mode), {f"{KEY}.json": ""}
-    loaded = torch.export.load(tmp_path / "policy.pt2", extra_files=files).module()
-    inputs = step.example(5)
-    inputs["observations" if mode == "window" else "observation"].normal_()
-    torch.testing.assert_close(loaded(**inputs), step(**inputs))
-    assert json.loads(files[f"{KEY}.json"])["mode"] == mode
+    export_policy(tmp_path / "policy.pt2", model, UNITS, mode=mode, format="torch", about={"license": "MIT"})
+    exported, policy = (
+        TorchExportPolicy(tmp_path / "policy.pt2"),
+        DecisionTransformerPolicy(model, UNITS, mode=mode, reproducible=True),
+    )
+    for count in (1, 3):
+        assert play_both(exported, policy, count) < 1e-5
+    assert exported.about == {"license": "MIT"}
 
 
 @pytest.mark.parametrize(
@@ -225,19 +192,91 @@ def test_what_cannot_be_exported_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_foreign_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streaming_stores_no_window() -> None:
+    """But rings of what layers remember, and the newest step."""
+    policy = eager_policy(random_model(replace(SHAPE, attention="primalformer"), 0.2), UNITS, mode="streaming")
+    policy.reset([1.0, 2.0])
+    newest = {"observation": 6, "last_action": 4, "return_to_go": 2, "timestep": 1}
+    layers = {f"{name}_{i}": 2 * size for i in range(3) for name, size in (("total", 16), ("leaving", 3 * 16))}
+    assert {name: values.size for name, values in policy._history.inputs.items()} == newest | layers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the metadata of policy.onnx cannot be used: Expecting property name"),
+        ("[]", "cannot be used: it must be a mapping, not \\[\\]"),
+        ('{"format": 1}', "is of another version of this package: export the policy again"),
+        ("[" * 100_000, "cannot be used: "),
+        (None, r"policy.onnx is not a policy that export\.py has written"),
+    ],
+)
+def test_wrong_metadata_is_refused(text: str | None, message: str) -> None:
+    graph = eager_graph(random_model(SHAPE, 0.2), UNITS, mode="streaming")
+    graph.metadata = text
+    with pytest.raises(ValueError, match=message):
+        ExportedPolicy(graph)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (
+            ("mode",),
+            "window",
+            r"cannot be used: mode window does not fit the layers \('softmax', 'softmax', 'primal'\)",
+        ),
+        (("mode",), "fast", "it.mode must be one of window, streaming, not 'fast'"),
+        (("context",), 5, r"does not fit its metadata: keys_0 has shape \('rows', 12, 16\), not \('N H', 15, 'P'\)"),
+        (("context",), "4", "it.context must be int, not '4'"),
+        (("context",), 0, r"context \(0\), num_heads \(1\) or tokens_per_step \(3\) is too small"),
+        (("tokens_per_step",), None, "it.tokens_per_step must be int, not None"),
+        (("layers",), ["softmax"], "does not fit its metadata: keys_1 is unknown or missing"),
+        (("layers",), ["softmax", "linear"], "layers must be of the kinds softmax, primal, not 'linear'"),
+        (("predicts_returns",), True, "does not fit its metadata: followed_return is unknown or missing"),
+        (("limits", "state_width"), 4, r"observation_low must have 4 entries, not 3"),
+        (("limits", "action_width"), 3, r"last_action has shape \('rows', 2\), not \('E', 3\)"),
+        (("limits", "largest_return"), "inf", "it.limits.largest_return must be a finite number"),
+        (("limits", "candidates"), [], "candidates must have at least 1 entry"),
+        (("limits",), 3, "it.limits must be a mapping, not 3"),
+        (("about",), None, "it.about must be Mapping, not None"),
+    ],
+    ids=str,
+)
+def test_metadata_that_do_not_fit_are_refused(place: tuple[str, ...], value: Any, message: str) -> None:
+    """When the file is loaded: an array of the wrong size would fail later, or give other actions."""
+    graph = eager_graph(random_model(SHAPE, 0.2), UNITS, mode="streaming")
+    metadata = json.loads(graph.metadata or "")
+    inner = metadata["limits"] if len(place) > 1 else metadata
+    inner[place[-1]] = value
+    graph.metadata = json.dumps(metadata)
+    with pytest.raises(ValueError, match=message):
+        ExportedPolicy(graph)
+
+
+def test_a_missing_entry_of_the_metadata_is_named() -> None:
+    graph = eager_graph(random_model(SHAPE, 0.2), UNITS)
+    graph.metadata = json.dumps({"format": FORMAT})
+    with pytest.raises(ValueError, match="it lacks mode, context"):
+        ExportedPolicy(graph)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match="install onnxruntime, or the extra export of this package"):
+        OnnxPolicy(tmp_path / "policy.onnx")
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no exported policy"):
+        TorchExportPolicy(tmp_path / "policy.pt2")
+    (tmp_path / "policy.pt2").write_bytes(b"not a program")
+    with pytest.raises(ValueError, match=r"is not a file of torch\.export"):
+        TorchExportPolicy(tmp_path / "policy.pt2")
     with pytest.raises(FileNotFoundError, match="there is no exported policy"):
         OnnxPolicy(tmp_path / "policy.onnx")
     (tmp_path / "policy.onnx").write_bytes(b"not a graph")
     with pytest.raises(ValueError, match="is not an ONNX file"):
-        OnnxPolicy(tmp_path / "policy.onnx")
-    session = EagerSession(random_model(SHAPE, 0.2), None, "window")
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
-    session.metadata["format"] = FORMAT + 1
-    with pytest.raises(ValueError, match="is of another version of this package"):
-        OnnxPolicy(tmp_path / "policy.onnx")
-    monkeypatch.setattr(session, "get_modelmeta", lambda: SimpleNamespace(custom_metadata_map={}))
-    with pytest.raises(ValueError, match=r"is not a policy that export\.py has written"):
         OnnxPolicy(tmp_path / "policy.onnx")
     with pytest.raises(ValueError, match=r"threads \(0\) must be at least 1"):
         OnnxPolicy(tmp_path / "policy.onnx", threads=0)

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from primal_dt.attention import CausalPrimalAttention
 from primal_dt.model.transformer import Block, ModelShape
-from primal_dt.policy.folded import FoldedBlock, FoldedPrimal, fold_blocks
+from primal_dt.policy.folded import FoldedBlock, fold_blocks
 from tests.model.small import SHAPE, random_model
 
 LAST = slice(-1, None)
@@ -36,22 +35,6 @@ def test_folded_blocks_compute_the_same(shape: ModelShape, positions: slice | No
     for block, folded in both(shape):
         expected, _ = block(x, None, positions=positions)
         torch.testing.assert_close(folded(x, None, positions=positions)[0], expected)
-
-
-@pytest.mark.parametrize("positions", [None, LAST], ids=["all", "last"])
-@torch.no_grad()
-def test_a_folded_primal_layer_advances_the_same(positions: slice | None) -> None:
-    """Its sums are those of tokens without scale and shift, so only its outputs are comparable."""
-    (block, folded), *_ = both(replace(SHAPE, attention="primalformer"))
-    assert isinstance(block.attention, CausalPrimalAttention)
-    assert isinstance(folded.attention, FoldedPrimal)
-    states = [block.attention.initial_state(2), folded.attention.initial_state(2)]
-    for number in (1, 3, 2):
-        x = torch.randn(2, number, SHAPE.width, dtype=torch.float64)
-        expected, states[0] = block.attention.advance(block.attention_norm(x), states[0], positions=positions)
-        actual, states[1] = folded.attention.advance(folded.attention_norm(x), states[1], positions=positions)
-        torch.testing.assert_close(actual, expected)
-        assert torch.equal(states[0].num_tokens, states[1].num_tokens)
 
 
 def test_other_layers_are_not_folded() -> None:

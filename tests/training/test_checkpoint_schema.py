@@ -122,6 +122,7 @@ CRAFTED: dict[str, tuple[Callable[[Content], object], str]] = {
     "a mean that is not a number": (put("state_mean", torch.full((3,), math.nan)), "must be finite"),
     "an infinite mean": (put("state_mean", torch.full((3,), math.inf)), "must be finite"),
     "a deviation of zero": (put("state_std", torch.zeros(3)), "state_std must be positive, but entry 0 is 0"),
+    "a tiny deviation": (put("state_std", torch.full((3,), 1e-45)), "state_std must be at least 1e-07, but entry 0 is"),
     "a mean of another width": (put("state_mean", torch.ones(4)), "state_mean must be a tensor of 3 float32 numbers"),
     "a mean that is a list": (put("state_mean", [1.0, 2.0, 3.0]), "state_mean must be a tensor of 3 float32 numbers"),
     "a mean of integers": (put("state_mean", torch.ones(3, dtype=torch.int64)), "must be a tensor of 3 float32"),
