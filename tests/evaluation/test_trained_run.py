@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from primal_dt.evaluation import trained_run
-from primal_dt.evaluation.evaluate import EpisodePlan, _depends_on
+from primal_dt.evaluation.evaluate import _depends_on
+from primal_dt.evaluation.plan import EpisodePlan
 from primal_dt.evaluation.trained_run import TrainedRun, describe_run, open_run
 from primal_dt.task import Reference, RunTask, Specification, Wrapper
 
