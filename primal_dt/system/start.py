@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-__all__ = ["start"]
+__all__ = ["PASSIVE", "start"]
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 """Threads of OpenMP sleep while they wait, and do not take a core from others. Read when torch is imported."""
