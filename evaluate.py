@@ -16,10 +16,11 @@ Runs that differ only in their seed form a group. Cached episodes are reused.
 Results are printed and written: report.md, report.csv, report.json and plots.
 """
 
-if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should end the program without a traceback
-    import signal
+if __name__ == "__main__":  # before torch is imported
+    from primal_dt.evaluation.arguments import parse_evaluation
+    from primal_dt.system.start import start
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    start(lambda arguments: parse_evaluation(arguments, description=__doc__))
 
 import errno
 import importlib.util
@@ -27,7 +28,6 @@ import sys
 from pathlib import Path
 
 import torch
-import tyro
 
 from envs.behavior.policies import BatchedPolicy, load_policy
 from envs.datasets.cache import evaluations_folder
@@ -37,7 +37,7 @@ from envs.published import TABLE_4
 from envs.specifications import same_environment
 from envs.tasks import Task, task_named, task_of_run
 from envs.video import check_video, record_video
-from primal_dt.evaluation.arguments import EvaluateConfig
+from primal_dt.evaluation.arguments import EvaluateConfig, parse_evaluation
 from primal_dt.evaluation.callbacks import ProgressBar
 from primal_dt.evaluation.comparison import compare, comparison_table
 from primal_dt.evaluation.evaluate import evaluate_policy, evaluate_run
@@ -63,7 +63,7 @@ def main() -> int:
     """Parse the command line, evaluate and report. A user's mistake ends in a message, not in a traceback."""
     begin_program()
     try:
-        config = tyro.cli(EvaluateConfig, description=__doc__)
+        config = parse_evaluation(sys.argv[1:], description=__doc__)
         check_writable(config.folder)
         with memory_errors():
             evaluations, failures = evaluate_behavior(config) if config.policy else evaluate_runs(config)

@@ -10,10 +10,11 @@ Other flags of train.py (python train.py quick --help) apply to all runs.
 To resume a sweep, run the same command again: finished jobs are skipped.
 """
 
-if __name__ == "__main__":  # imports take seconds, during which Ctrl-C should end the program without a traceback
-    import signal
+if __name__ == "__main__":  # before torch is imported
+    from primal_dt.sweep.arguments import parse_sweep
+    from primal_dt.system.start import start
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    start(lambda arguments: parse_sweep(arguments, description=__doc__))
 
 import shlex
 import signal
@@ -23,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import tyro
 
 from envs.datasets.cache import CACHE_VARIABLE, cache_folder
 from envs.datasets.load import load_dataset
@@ -33,14 +33,15 @@ from envs.datasets.sources import must_download, stand_in
 from envs.make import make_arena
 from envs.tasks import task_of_run
 from primal_dt.config import Config as Training
-from primal_dt.evaluation.evaluate import EpisodePlan, evaluate_run
+from primal_dt.evaluation.evaluate import evaluate_run
+from primal_dt.evaluation.plan import EpisodePlan
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.trained_run import TrainedRun
-from primal_dt.sweep.arguments import INSTEAD, SweepConfig
+from primal_dt.sweep.arguments import INSTEAD, SweepConfig, parse_sweep
 from primal_dt.sweep.cluster import connected, require_cluster, require_room, run_jobs
 from primal_dt.sweep.estimate import show_plan
-from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.sweep.job import Job, JobRecord
+from primal_dt.sweep.grid import SWEEPS
+from primal_dt.sweep.job import Job, JobRecord, jobs_of
 from primal_dt.sweep.view import SweepView
 from primal_dt.sweep.worker import Programs
 from primal_dt.system.files import check_writable, lock_folder
@@ -72,9 +73,7 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> tuple[SweepConfig, list[Job]]:
     """Return the sweep's settings and its jobs. Flags that a sweep does not have go to ``train.py``, for all runs."""
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
-        arguments = ["demo", *arguments]
-    config, rest = tyro.cli(SweepConfig, args=arguments, description=__doc__, return_unknown_args=True)
+    config, rest = parse_sweep(arguments, description=__doc__)
     if wrong := [word for word in rest if word.partition("=")[0] in INSTEAD]:
         name = wrong[0].partition("=")[0]
         raise ValueError(f"{name} is set by the sweep for each run: {INSTEAD[name]}")

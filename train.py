@@ -12,10 +12,11 @@ Resume a run:
   python train.py --resume runs/RUN
 """
 
-if __name__ == "__main__":  # importing takes seconds, and Ctrl-C should not print a traceback meanwhile
-    import signal
+if __name__ == "__main__":  # before torch is imported
+    from primal_dt.system.start import start
+    from primal_dt.training.arguments import parse_config
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    start(lambda arguments: parse_config(arguments, description=__doc__))
 
 import json
 import shlex
@@ -55,13 +56,14 @@ from primal_dt.system.process import StopRequest, StopRequestedError, catch_sign
 from primal_dt.system.provenance import provenance
 from primal_dt.system.terminal import begin_program, explain
 from primal_dt.task import RunTask
-from primal_dt.training.arguments import parse_config, resume_config
+from primal_dt.training.arguments import parse_config
 from primal_dt.training.checkpoint import CheckpointFolder
 from primal_dt.training.distributed import Processes, join_processes
 from primal_dt.training.guidance import MIN_HORIZON, Guidance, value_range
 from primal_dt.training.loggers import LoggerError, find_logger
 from primal_dt.training.progress import TrainingProgress
 from primal_dt.training.recorder import Recorder, restore
+from primal_dt.training.resume import resume_config
 from primal_dt.training.run_folder import DataPart, RunRecord, lock_run, make_run_folder, write_record
 from primal_dt.training.scalars import headline_name, spectrum_scalars
 from primal_dt.training.trainer import BadLossError, Trainer

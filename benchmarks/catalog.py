@@ -96,6 +96,7 @@ CATALOG: dict[str, tuple[Entry, ...]] = {
     ),
     "Speed": (
         Entry("python -m benchmarks.train", "a training step beside d3rlpy and transformers", GENERATED, "15 minutes"),
+        Entry("python -m benchmarks.busy", "training and evaluation beside busy processes", GENERATED, "10 minutes"),
         Entry("python -m benchmarks.ablation", "what each optimization brings", GENERATED, "10 minutes"),
         Entry("python -m benchmarks.attention", "all kinds of attention against length", GENERATED, "15 minutes"),
         Entry("python -m benchmarks.rollout", "rollouts, and policies alone", GENERATED, "15 minutes"),

@@ -8,13 +8,15 @@ import sys
 import venv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
+
+from primal_dt.system.start import PASSIVE
 
 __all__ = [
     "PEERS",
@@ -45,28 +47,32 @@ class Job:
     program: str
     """File name in the folder ``peers``."""
     options: Mapping[str, Any]
-    """For our models: the attention stack, and the optimization to remove."""
+    """For our models: the attention stack, the optimizer, and the optimization to remove."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the process."""
 
 
 def ours(attention: str, *, name: str | None = None, without: str | None = None) -> Job:
     """Job for a model of this project."""
     options = {"attention": attention, "without": without}
-    return Job(name or attention, Path(sys.executable), "with_primal_dt.py", options)
+    return Job(name or attention, Path(sys.executable), "with_primal_dt.py", options, PASSIVE)  # as train.py
 
 
 class Worker:
     """Connection to a worker process, whose side is ``peers/serve.py``."""
 
-    def __init__(self, name: str, python: Path, program: str, threads: int) -> None:
-        self.name = name
+    def __init__(self, job: Job, threads: int) -> None:
+        self.name = job.name
         self._process = subprocess.Popen(
-            [python, FOLDER / program],
+            [job.python, FOLDER / job.program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(FOLDER.parent.parent)},
+            env=os.environ
+            | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(FOLDER.parent.parent)}
+            | dict(job.environment),
         )
 
     def ask(self, command: str | dict[str, Any]) -> Any:
@@ -139,7 +145,7 @@ def working(
     with ExitStack() as stack:
         workers = []
         for job in jobs:
-            worker = Worker(job.name, job.python, job.program, threads)
+            worker = Worker(job, threads)
             stack.callback(worker.close)
             worker.ask({**build, **job.options})
             workers.append(worker)

@@ -12,6 +12,7 @@ __all__ = [
     "SERVICES",
     "Config",
     "EvaluationConfig",
+    "InferenceMode",
     "ModelConfig",
     "OptimizerConfig",
     "RunConfig",
@@ -66,6 +67,9 @@ def check_reference(reference: tuple[float, float] | None) -> None:
             f"not {reference[0]:g} and {reference[1]:g}"
         )
 
+
+InferenceMode = Literal["window", "streaming"]
+"""How a policy computes its actions: from the whole window at every step, or each token once."""
 
 SERVICES = ("wandb", "trackio")
 """Services that ``--logger`` knows: modules with the interface of Weights & Biases."""

@@ -16,8 +16,8 @@ from envs.datasets.load import load_dataset
 from primal_dt.config import EARLIER_VALUES, config_from_dict
 from primal_dt.data.store import open_store
 from primal_dt.evaluation import evaluate as evaluate_module
-from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.sweep.job import identity_of
+from primal_dt.sweep.grid import SWEEPS
+from primal_dt.sweep.job import identity_of, jobs_of
 from primal_dt.training.arguments import parse_config
 from primal_dt.training.checkpoint import load_checkpoint
 from primal_dt.training.metrics_log import read_metrics

@@ -36,6 +36,8 @@ class Request:
     dropout: float
     attention: str = ""
     """Attention stack, for our models."""
+    optimizer: str = "adamw"
+    """Optimizer, for our models."""
     without: str | None = None
     """Optimization to remove, for our models."""
 

@@ -68,6 +68,7 @@ def build(request: Request, episodes: Episodes) -> tuple[Step, Extras]:
         attention_dropout=request.dropout,
     )
     config = OptimizerConfig(
+        optimizer="muon" if request.optimizer == "muon" else "adamw",
         lr=1e-4,
         warmup_steps=0,
         steps=GROWTH_STEPS,

@@ -1,17 +1,17 @@
-"""The command line of ``evaluate.py``."""
+"""The command line of ``evaluate.py``. This module must not import torch."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from primal_dt.config import check_range, check_targets
-from primal_dt.evaluation.evaluate import EpisodePlan
-from primal_dt.policy.inference import InferenceMode
+from primal_dt.config import InferenceMode, check_range, check_targets
+from primal_dt.evaluation.plan import EpisodePlan
 
-__all__ = ["EvaluateConfig"]
+__all__ = ["EvaluateConfig", "parse_evaluation"]
 
 STARTED = time.strftime("%Y%m%d-%H%M%S")
 
@@ -126,3 +126,8 @@ class EvaluateConfig:
     def modes(self) -> tuple[InferenceMode, ...]:
         """The inference modes to run: streaming is always reported beside window."""
         return ("window",) if self.mode == "window" else ("window", "streaming")
+
+
+def parse_evaluation(arguments: Sequence[str], *, description: str | None = None) -> EvaluateConfig:
+    """Parse the command line, as in ``sys.argv[1:]``. ``description`` is the text at the top of ``--help``."""
+    return tyro.cli(EvaluateConfig, args=list(arguments), description=description)

@@ -4,19 +4,20 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from primal_dt.evaluation.callbacks import Callback, EpisodeList
 from primal_dt.evaluation.episode_cache import EpisodeCache
+from primal_dt.evaluation.plan import EpisodePlan
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.rollout import Environment, Episode, Policy, RolloutError, rollout
 from primal_dt.evaluation.trained_run import TrainedRun
 from primal_dt.policy.inference import INFERENCE_VERSION, InferenceMode
 from primal_dt.task import RunTask, Specification
 
-__all__ = ["Arena", "EpisodePlan", "evaluate_episodes", "evaluate_policy", "evaluate_run", "target_seed_pairs"]
+__all__ = ["Arena", "evaluate_episodes", "evaluate_policy", "evaluate_run", "target_seed_pairs"]
 
 ENVIRONMENTS_PER_WORKER = 32
 """Environments for each worker process. With fewer, a process costs more than it saves."""
@@ -30,24 +31,6 @@ class Arena:
     """Creates an environment. It is sent to worker processes, so it must be picklable."""
     episode_limit: int
     """Maximum number of steps of an episode."""
-
-
-@dataclass(frozen=True)
-class EpisodePlan:
-    """The episodes to run, and how to run them."""
-
-    targets: tuple[float, ...] | Literal["auto"]
-    """Target returns in addition to the headline target. If empty: the targets of the training run.
-    ``auto``: eight targets, from the data's lowest return to above its highest."""
-    num_episodes: int
-    """Number of episodes for each target. Episode i is reset with ``seed + i``."""
-    seed: int
-    num_environments: int
-    """Maximum number of environments that run at the same time."""
-    num_workers: int | None
-    """Number of processes that step the environments. If None: see :func:`choose_workers`."""
-    fresh: bool
-    """Whether to run cached episodes again."""
 
 
 def target_seed_pairs(targets: Iterable[float], *, num_episodes: int, seed: int) -> list[tuple[float | None, int]]:

@@ -10,12 +10,12 @@ S state, A action, H heads, P = D / H.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from primal_dt.attention import CausalPrimalAttention, PrimalState, SoftmaxAttention
+from primal_dt.config import InferenceMode
 from primal_dt.model.transformer import Block, DecisionTransformer, ModelShape
 from primal_dt.policy.folded import FoldedBlock, FoldedSoftmax
 from primal_dt.policy.tiles import Tiles
@@ -35,7 +35,6 @@ INFERENCE_VERSION = 1
 """Version of the policy's results. Increase it with every change that alters any bit of an action: cached episodes are
 then run again."""
 
-InferenceMode = Literal["window", "streaming"]
 LAST = slice(-1, None)
 ALIGNED = 16
 """Number of float32 values in a cache line."""

@@ -1,5 +1,6 @@
-"""The command line of ``sweep.py``."""
+"""The command line of ``sweep.py``. This module must not import torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,10 +8,10 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_dt.config import Attention, check_range
-from primal_dt.sweep.cluster import Resources
 from primal_dt.sweep.grid import SWEEPS, Grid
+from primal_dt.sweep.resources import Resources
 
-__all__ = ["INSTEAD", "SweepConfig"]
+__all__ = ["INSTEAD", "SweepConfig", "parse_sweep"]
 
 INSTEAD = {
     "--dataset": "use --datasets",
@@ -120,3 +121,14 @@ class SweepConfig:
     def resources(self) -> Resources:
         """The resources that each job requests."""
         return Resources(self.cpus_per_job, self.gpus_per_job, self.memory_per_job)
+
+
+def parse_sweep(arguments: Sequence[str], *, description: str | None = None) -> tuple[SweepConfig, list[str]]:
+    """Parse the command line, as in ``sys.argv[1:]``.
+
+    Returns:
+        The settings, and the flags that a sweep does not have.
+    """
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments = ["demo", *arguments]
+    return tyro.cli(SweepConfig, args=list(arguments), description=description, return_unknown_args=True)

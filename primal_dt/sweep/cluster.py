@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from primal_dt.sweep.job import Job, JobRecord
+from primal_dt.sweep.resources import GIBIBYTE, Resources
 from primal_dt.sweep.worker import Programs, run_job
 
-__all__ = ["Resources", "connected", "nodes", "require_cluster", "require_room", "run_jobs"]
+__all__ = ["connected", "nodes", "require_cluster", "require_room", "run_jobs"]
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 150.0
@@ -29,38 +30,7 @@ PATIENCE = 5
 LOOK_SECONDS = 30.0
 """Interval between checks for why no job is running."""
 CONNECT_SECONDS = 5.0
-GIBIBYTE = 2**30
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Resources that a job requests, or that a node has."""
-
-    cpus: float
-    gpus: float
-    memory_gib: float
-
-    def __str__(self) -> str:
-        return f"{self.cpus:g} CPU, {self.gpus:g} GPU, {self.memory_gib:.3g} GiB memory"
-
-    @property
-    def threads(self) -> int:
-        """Number of threads that a job's programs use."""
-        return max(1, int(self.cpus))
-
-    def options(self) -> dict[str, Any]:
-        """The same resources as options of a Ray task."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": int(self.memory_gib * GIBIBYTE)}
-
-    def room_for(self, job: "Resources") -> int:
-        """Return the number of such jobs that a node with these resources can run at a time."""
-
-        def times(available: float, requested: float) -> int:
-            return int(available / requested + 1e-9)
-
-        room = min(times(self.cpus, job.cpus), times(self.memory_gib, job.memory_gib))
-        return min(room, int(self.gpus) * times(1, job.gpus)) if job.gpus else room  # a job cannot span two GPUs
 
 
 def require_cluster(address: str | None) -> None:

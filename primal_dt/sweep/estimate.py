@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from primal_dt.evaluation.evaluate import EpisodePlan
+from primal_dt.evaluation.plan import EpisodePlan
 from primal_dt.evaluation.report import Evaluation
 from primal_dt.evaluation.trained_run import TrainedRun, open_run
-from primal_dt.sweep.cluster import Resources, connected, nodes
+from primal_dt.sweep.cluster import connected, nodes
 from primal_dt.sweep.job import Job
+from primal_dt.sweep.resources import Resources
 from primal_dt.sweep.view import counts
 from primal_dt.sweep.worker import Programs
 from primal_dt.system.table import format_table

@@ -1,17 +1,13 @@
-"""Grids of training runs, the named sweeps, and the jobs of a grid."""
+"""Grids of training runs, and the named sweeps. This module must not import torch."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from primal_dt.config import PRESETS, Config
-from primal_dt.data.names import folder_label, resolve_paths
-from primal_dt.model.transformer import ATTENTION_STACKS
-from primal_dt.sweep.job import Job, identity_of
+from primal_dt.config import Attention
 
-__all__ = ["SWEEPS", "Arm", "Grid", "jobs_of"]
+__all__ = ["SWEEPS", "Arm", "Grid"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ SWEEPS: Mapping[str, Grid] = {
     "table4": Grid(
         preset="paper",
         datasets=TABLE_4,
-        attention=ATTENTION_STACKS,
+        attention=get_args(Attention),
         seeds=(0, 1, 2, 3, 4),
     ),
     # The paper's Table 7: Primal.+DT with rank 32, 64 and 96 on the nine D4RL tasks, five seeds.
@@ -120,51 +116,3 @@ SWEEPS: Mapping[str, Grid] = {
     ),
 }
 """The named sweeps. Flags can change any of their settings."""
-
-
-def jobs_of(
-    grid: Grid, base: Config, *, out: Path, threads: int, device: str, fingerprint: Callable[[str, Config], str]
-) -> list[Job]:
-    """Return the jobs of a grid, without duplicates.
-
-    Args:
-        grid: the settings that vary.
-        base: the settings that all jobs share.
-        out: the sweep's folder.
-        threads: CPU threads of each job.
-        device: device of each job's training.
-        fingerprint: returns the digest of a data set's content; called once for each data set.
-    """
-    fingerprints: dict[str, str] = {}
-    jobs: dict[str, Job] = {}
-    for point in grid.points():
-        dataset = resolve_paths(point["dataset"])
-        if dataset not in fingerprints:
-            fingerprints[dataset] = fingerprint(dataset, base)
-        arm: Arm = point["arm"]
-        changes: dict[str, Any] = {"attention": arm.attention, **arm.model}
-        changes |= {name: point[name] for name in ("rank", "eta") if point[name] is not None}
-        if base.model.init_from is not None:
-            changes["init_from"] = str(Path(base.model.init_from).resolve())  # jobs run in other folders
-        model = replace(base.model, **changes)
-        run = replace(base.run, seed=point["seed"], out=str(out.resolve()), threads=threads, device=device)
-        optimizer = replace(base.optimizer, **arm.optimizer)
-        targets = base.evaluation.targets if model.conditioning == "return" else None
-        evaluation = replace(base.evaluation, targets=targets)
-        config = replace(base, dataset=dataset, model=model, optimizer=optimizer, evaluation=evaluation, run=run)
-        identity = identity_of(config, fingerprint=fingerprints[dataset], episodes=grid.episodes)
-        name = f"{_label(config, PRESETS[grid.preset][1], arm)}__s{point['seed']}__{identity}"
-        jobs.setdefault(
-            identity, Job(replace(config, run=replace(run, name=name)), grid.preset, identity, grid.episodes)
-        )
-    return list(jobs.values())
-
-
-def _label(config: Config, preset: Config, arm: Arm) -> str:
-    """Return the readable part of a job's name. It depends on the job alone, so a larger grid does not change it."""
-    parts = [folder_label(config.dataset), arm.name or config.model.attention]
-    if config.model.rank != preset.model.rank:
-        parts.append(f"rank{config.model.rank}")
-    if config.model.eta != preset.model.eta:
-        parts.append(f"eta{config.model.eta:g}")
-    return "__".join(parts)

@@ -5,14 +5,15 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from primal_dt.config import PRESETS, Config, without_earlier_values
-from primal_dt.data.names import join_names, split_names
+from primal_dt.data.names import folder_label, join_names, resolve_paths, split_names
+from primal_dt.sweep.grid import Arm, Grid
 from primal_dt.system.files import atomic_write, open_regular
 from primal_dt.system.records import dump_record, parse_record
 from primal_dt.training.checkpoint import CheckpointFolder
@@ -20,7 +21,7 @@ from primal_dt.training.metrics_log import read_metrics
 from primal_dt.training.run_folder import read_record
 from primal_dt.training.scalars import HEADLINE, PLAIN_HEADLINE, score_text
 
-__all__ = ["Job", "JobRecord", "flags_of", "identity_of"]
+__all__ = ["Job", "JobRecord", "flags_of", "identity_of", "jobs_of"]
 
 State = Literal["queued", "training", "evaluating", "done", "failed", "stopped"]
 WHERE_AND_HOW = ("out", "name", "resume", "device", "threads", "save_every_steps", "logger")
@@ -212,3 +213,51 @@ class Job:
         """Return the environment variables for the job's programs: the thread limit, and the sweep's ``variables``."""
         threads = {} if self.config.run.threads is None else {"OMP_NUM_THREADS": str(self.config.run.threads)}
         return {**os.environ, **threads, **variables}
+
+
+def jobs_of(
+    grid: Grid, base: Config, *, out: Path, threads: int, device: str, fingerprint: Callable[[str, Config], str]
+) -> list[Job]:
+    """Return the jobs of a grid, without duplicates.
+
+    Args:
+        grid: the settings that vary.
+        base: the settings that all jobs share.
+        out: the sweep's folder.
+        threads: CPU threads of each job.
+        device: device of each job's training.
+        fingerprint: returns the digest of a data set's content; called once for each data set.
+    """
+    fingerprints: dict[str, str] = {}
+    jobs: dict[str, Job] = {}
+    for point in grid.points():
+        dataset = resolve_paths(point["dataset"])
+        if dataset not in fingerprints:
+            fingerprints[dataset] = fingerprint(dataset, base)
+        arm: Arm = point["arm"]
+        changes: dict[str, Any] = {"attention": arm.attention, **arm.model}
+        changes |= {name: point[name] for name in ("rank", "eta") if point[name] is not None}
+        if base.model.init_from is not None:
+            changes["init_from"] = str(Path(base.model.init_from).resolve())  # jobs run in other folders
+        model = replace(base.model, **changes)
+        run = replace(base.run, seed=point["seed"], out=str(out.resolve()), threads=threads, device=device)
+        optimizer = replace(base.optimizer, **arm.optimizer)
+        targets = base.evaluation.targets if model.conditioning == "return" else None
+        evaluation = replace(base.evaluation, targets=targets)
+        config = replace(base, dataset=dataset, model=model, optimizer=optimizer, evaluation=evaluation, run=run)
+        identity = identity_of(config, fingerprint=fingerprints[dataset], episodes=grid.episodes)
+        name = f"{_label(config, PRESETS[grid.preset][1], arm)}__s{point['seed']}__{identity}"
+        jobs.setdefault(
+            identity, Job(replace(config, run=replace(run, name=name)), grid.preset, identity, grid.episodes)
+        )
+    return list(jobs.values())
+
+
+def _label(config: Config, preset: Config, arm: Arm) -> str:
+    """Return the readable part of a job's name. It depends on the job alone, so a larger grid does not change it."""
+    parts = [folder_label(config.dataset), arm.name or config.model.attention]
+    if config.model.rank != preset.model.rank:
+        parts.append(f"rank{config.model.rank}")
+    if config.model.eta != preset.model.eta:
+        parts.append(f"eta{config.model.eta:g}")
+    return "__".join(parts)

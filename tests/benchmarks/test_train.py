@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.train import Result, Shape, findings, growth_finding
-from benchmarks.workers import Worker, ours, take_turns, working, write_episodes
+from benchmarks.workers import Job, Worker, ours, take_turns, working, write_episodes
 
 
 def result(name: str, seconds: float, *, flops: int | None = None) -> Result:
@@ -29,7 +29,7 @@ def test_our_model_is_compared_with_the_fastest_peer() -> None:
 def test_dead_worker_is_reported_with_its_last_words(tmp_path: Path) -> None:
     program = tmp_path / "broken.py"
     program.write_text("raise SystemExit('no such library')")
-    worker = Worker("a peer", Path(sys.executable), str(program), threads=1)
+    worker = Worker(Job("a peer", Path(sys.executable), str(program), {}), threads=1)
     with pytest.raises(ChildProcessError, match="a peer has ended: no such library"):
         worker.ask("step")
     worker.close()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from primal_dt.evaluation import trained_run
-from primal_dt.evaluation.evaluate import Arena, EpisodePlan, _depends_on, evaluate_run
+from primal_dt.evaluation.evaluate import Arena, _depends_on, evaluate_run
+from primal_dt.evaluation.plan import EpisodePlan
 from primal_dt.evaluation.trained_run import TrainedRun, describe_run, open_run
 from primal_dt.task import Reference, RunTask, Specification, Wrapper
 from tests.conftest import SHAPE

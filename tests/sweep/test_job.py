@@ -21,10 +21,10 @@ from envs.published import TABLE_4
 from primal_dt.config import PRESETS, Config, EvaluationConfig, ModelConfig, OptimizerConfig, RunConfig
 from primal_dt.sweep import cluster, worker
 from primal_dt.sweep.arguments import SweepConfig
-from primal_dt.sweep.cluster import Resources
 from primal_dt.sweep.estimate import Trial
-from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.sweep.job import WHERE_AND_HOW, Job, JobRecord, flags_of, identity_of
+from primal_dt.sweep.grid import SWEEPS
+from primal_dt.sweep.job import WHERE_AND_HOW, Job, JobRecord, flags_of, identity_of, jobs_of
+from primal_dt.sweep.resources import Resources
 from primal_dt.sweep.worker import Programs, run_job
 
 QUICK = PRESETS["quick"][1]

@@ -10,8 +10,8 @@ import pytest
 
 from primal_dt.config import PRESETS
 from primal_dt.sweep import view as sweep_view
-from primal_dt.sweep.grid import SWEEPS, jobs_of
-from primal_dt.sweep.job import Job
+from primal_dt.sweep.grid import SWEEPS
+from primal_dt.sweep.job import Job, jobs_of
 from primal_dt.sweep.view import SweepView
 from primal_dt.training.scalars import HEADLINE, PLAIN_HEADLINE
 
