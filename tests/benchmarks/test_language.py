@@ -506,6 +506,7 @@ def test_a_finished_training_is_not_repeated(folder: Path, capsys: pytest.Captur
     assert {"valid/perplexity", "test/perplexity"} <= first[2].keys()
     assert first[1]["valid/perplexity"] == first[2]["valid/perplexity"]
     assert "train/penalty" in first[1]
+    assert len(list(config.run_folder("primal-plus", 0).glob("events.out.tfevents.*"))) == 1  # for TensorBoard
     capsys.readouterr()
     main(config)
     printed = capsys.readouterr().out
