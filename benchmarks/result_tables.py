@@ -303,7 +303,7 @@ LANGUAGE_SIZES: dict[str, Any] = {
     "compile": False,
     "device": "cpu",
 }
-LANGUAGE_RUN = LANGUAGE_SIZES | {"steps": 3000, "lr": 3e-3, "warmup_steps": 200, "context_window": 0}
+LANGUAGE_RUN = LANGUAGE_SIZES | {"steps": 2500, "lr": 6e-3, "warmup_steps": 200, "context_window": 0}
 """The settings of the language models that the table is for."""
 
 
