@@ -108,7 +108,7 @@ def evaluate_runs(config: EvaluateConfig) -> tuple[list[Evaluation], list[str]]:
                     evaluation = evaluate_run(run, arena, config.plan, mode=mode, device=device, callbacks=[bar])
                 evaluations.append(evaluation)
                 if config.video:
-                    save_videos(run, evaluation, config, mode=mode, device=device)
+                    save_video(run, config, mode=mode, device=device)
             except Exception as error:  # not only expected ones: the other runs must be reported
                 if is_shortage(error):
                     raise
@@ -207,15 +207,13 @@ def evaluate_behavior(config: EvaluateConfig) -> tuple[list[Evaluation], list[st
     return [evaluation], list(evaluation.notes)
 
 
-def save_videos(
-    run: TrainedRun, evaluation: Evaluation, config: EvaluateConfig, *, mode: InferenceMode, device: torch.device
-) -> None:
-    """Save a video of the first episode at each target."""
+def save_video(run: TrainedRun, config: EvaluateConfig, *, mode: InferenceMode, device: torch.device) -> None:
+    """Save a video of the first episode at the headline target. Each takes a software renderer about half a minute."""
     policy = run.checkpoint.policy(device, mode=mode, reproducible=True, past_end="error")
-    for target in dict.fromkeys(episode.target for episode in evaluation.episodes):
-        path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target_text(target)}.mp4"
-        record_video(policy, task_of_evaluation(run, config), path, target=target, seed=config.seed)
-        print(f"video: {path}", file=sys.stderr)
+    target = run.task.headline
+    path = config.folder / f"{run.name}-{run.digest}-{mode}-target-{target_text(target)}.mp4"
+    record_video(policy, task_of_evaluation(run, config), path, target=target, seed=config.seed)
+    print(f"video: {path}", file=sys.stderr)
 
 
 def publish(report: Report, config: EvaluateConfig) -> None:

@@ -5,17 +5,20 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.errors import DataError
+from envs.graphics import import_without_graphics
 from envs.spaces import action_bounds, flat_width, flatten_rows, to_action
 from envs.specifications import make_specified
 from envs.tasks import DEFAULT_LIMIT, Spaces, Task
 from primal_dt.evaluation.evaluate import Arena
 from primal_dt.task import Specification
+
+with import_without_graphics():
+    import mujoco
 
 __all__ = ["check_fits", "make_arena", "make_environment", "make_raw", "spaces_of"]
 

@@ -1,23 +1,20 @@
 """Records an episode as an mp4 video. Needs a renderer, and imageio-ffmpeg from the extra ``video``."""
 
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envs.errors import DataError
+from envs.graphics import VARIABLE, choose_graphics, graphics_problem
 from envs.make import Env, make_environment
 from envs.tasks import Task
 from primal_dt.evaluation.rollout import Episode, Policy, rollout
 from primal_dt.system.files import check_regular, move
 
 __all__ = ["check_video", "record_video"]
-
-HOW = (
-    "Videos need the extra video: pip install -c constraints.txt -e '.[video]'. Without a display they also need "
-    "a software renderer: MUJOCO_GL=egl or MUJOCO_GL=osmesa, with Debian's libegl1 or libosmesa6"
-)
-
 
 CAMERA = {"camera_name": "track"}  # of MuJoCo's walkers, whose default camera does not follow them
 ENOUGH_FPS = 30
@@ -56,6 +53,7 @@ class _Filmed:
 
 def _make_filmed(task: Task) -> Env:
     """Create an environment that renders frames, if possible with the camera that follows the robot."""
+    choose_graphics()
     try:
         return make_environment(task, render_mode="rgb_array", **CAMERA)
     except DataError:
@@ -71,16 +69,24 @@ def check_video(task: Task) -> None:
     try:
         import imageio_ffmpeg  # noqa: F401 - optional
     except ImportError as error:
-        raise DataError(f"there is no video encoder: {error}. {HOW}") from error
+        raise DataError(
+            f"there is no video encoder: {error}. Install the extra video: pip install -c constraints.txt -e '.[video]'"
+        ) from error
+    environment = _make_filmed(task)
+    uses_mujoco = hasattr(environment.unwrapped, "mujoco_renderer")
+    if uses_mujoco and (problem := graphics_problem()):
+        raise DataError(f"{task.env_id} cannot be rendered here: {problem}")
     try:
-        environment = _make_filmed(task)
-        environment.reset(seed=0)
-        environment.render()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the renderer, which then fails
+            environment.reset(seed=0)
+            environment.render()
         environment.close()
-    except DataError:
-        raise
     except Exception as error:  # each renderer raises its own exceptions
-        raise DataError(f"{task.env_id} cannot be rendered here: {error}. {HOW}") from error
+        advice = (
+            f". {VARIABLE} is {os.environ.get(VARIABLE) or 'not set'}: try egl, osmesa or glfw" if uses_mujoco else ""
+        )
+        raise DataError(f"{task.env_id} cannot be rendered here: {error}{advice}") from error
 
 
 def record_video(policy: Policy, task: Task, path: Path, *, target: float | None, seed: int) -> Episode:

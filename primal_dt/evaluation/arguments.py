@@ -78,7 +78,7 @@ class EvaluateConfig:
     """Run all episodes again, and replace the cached ones. Only for runs.
     If not given: only episodes that are not cached are run."""
     video: bool = False
-    """Save one episode for each run, mode and target as an mp4 file in the report folder. Only for runs.
+    """Save an episode at the headline target for each run and mode, as mp4 in the report folder. Only for runs.
     Needs the extra "video": pip install -c constraints.txt -e '.[video]'"""
     json: bool = False
     """Print the report as JSON instead of a table. The report folder is written in either case."""

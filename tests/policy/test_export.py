@@ -1,6 +1,8 @@
 """Exported policies take the actions of the policy in torch, and run without torch."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -25,6 +28,7 @@ from tests.conftest import SHAPE as SMALL_SHAPE
 from tests.model.small import random_model
 from tests.policy.eager import eager_graph, eager_policy
 
+ROOT = Path(__file__).parent.parent.parent
 SHAPE = replace(SMALL_SHAPE, max_timesteps=14)
 UNITS = Normalizer(np.array([1, 2, 3], np.float32), np.array([2, 1, 4], np.float32), 100.0)
 CHOICES: dict[str, Any] = {"action_low": (), "action_high": (), "categories": (3, 2)}
@@ -130,12 +134,12 @@ def test_a_file_takes_the_actions_of_the_policy(
     assert exported.about == {"license": "MIT", "targets": [3600.0]}
 
 
-WITHOUT_TORCH = """
+ON_A_ROBOT = """
 import sys
-sys.modules["torch"] = None  # an import of torch is an ImportError
+sys.path.append(sys.argv[1])  # with -I and -S, all that is there besides the standard library
 import numpy as np
 from primal_dt.policy.onnx_runner import OnnxPolicy
-policy = OnnxPolicy(sys.argv[1])
+policy = OnnxPolicy(sys.argv[2])
 policy.reset(120.0)
 for step in range(6):
     print(*policy.act(np.full(3, 0.1 * step)))
@@ -143,13 +147,30 @@ for step in range(6):
 """
 
 
+def robot_folder(root: Path) -> Path:
+    """A folder with numpy, onnxruntime, and the modules that docs/deployment.md names."""
+    text = (ROOT / "docs/deployment.md").read_text().split("## On a robot")[1].split("```")[0]
+    for name in re.findall(r"`([\w/]+\.py)`", text):
+        path = name if "/" in name else f"primal_dt/policy/{name}"
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, root / path)
+    for package in (np, onnxruntime):
+        folder = Path(str(package.__file__)).parent
+        for part in (folder, folder.with_name(f"{folder.name}.libs")):
+            if part.exists():
+                (root / part.name).symlink_to(part)
+    return root
+
+
 @pytest.mark.slow
-def test_a_file_runs_without_torch(tmp_path: Path) -> None:
+def test_a_file_runs_with_numpy_and_onnxruntime_alone(tmp_path: Path) -> None:
     policy = save(tmp_path / "policy.onnx", SHAPE, "streaming")
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "policy.onnx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    folder = robot_folder(tmp_path / "robot")
+    command = [sys.executable, "-I", "-S", "-c", ON_A_ROBOT, str(folder), str(tmp_path / "policy.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     policy.reset(120.0)
-    for step, line in enumerate(done.stdout.splitlines(), 0):
+    for step, line in enumerate(done.stdout.splitlines()):
         np.testing.assert_allclose(np.fromstring(line, sep=" "), policy.act(np.full(3, 0.1 * step)), atol=1e-5)
         policy.observe(1.0)
     assert policy.timestep == 6

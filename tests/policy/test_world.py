@@ -162,10 +162,10 @@ def test_hold_uses_the_last_good_reading(kind: str, mode: InferenceMode) -> None
 
 
 def test_a_reading_that_is_held_for_long_is_reported_once() -> None:
-    policy = make(on_bad="hold")
+    policy = make(replace(SHAPE, max_timesteps=20), on_bad="hold")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for step in range(12):
+        for step in range(16):
             read = observations(step)
             read[1, 2] = np.nan if step else 0.0
             read[0, 0] = np.nan if step % 5 else 0.0  # never for ten steps in a row
