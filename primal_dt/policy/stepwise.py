@@ -9,7 +9,7 @@ import reprlib
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -154,9 +154,10 @@ class StepwisePolicy(ABC):
             if self.needs_target:
                 raise ValueError("this policy follows a target return: give one for each environment, reset([3600.0])")
             targets = np.zeros(1)
+        if not self.needs_target:  # one value for each environment, even None
+            given: Any = targets
+            targets = np.zeros(len(given) if np.ndim(given) else 1)
         wanted = np.atleast_1d(as_array(targets))
-        if not self.needs_target:
-            wanted = np.zeros_like(wanted)
         if wanted.ndim != 1 or not np.isfinite(wanted).all():
             raise ValueError(f"targets must be a 1-D array of finite numbers, one per environment, not {wanted}")
         largest = self.limits.largest_return / max(1.0, *self.limits.candidates)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from primal_dt.system.terminal import choose_colors
+
 __all__ = ["PASSIVE", "start"]
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
@@ -23,5 +25,6 @@ def start(parse: Callable[[Sequence[str]], object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name, value in PASSIVE.items():
         os.environ.setdefault(name, value)
+    choose_colors()
     with suppress(ValueError):
         parse(sys.argv[1:])

@@ -12,7 +12,7 @@ from typing import Any, Self
 import tyro
 from tqdm import tqdm
 
-__all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program", "explain"]
+__all__ = ["SECONDS_BETWEEN_LINES", "Counter", "begin_program", "choose_colors", "explain"]
 
 SECONDS_BETWEEN_LINES = 30.0
 MEBIBYTE = 2**20
@@ -36,6 +36,11 @@ def begin_program() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # while scripts import modules, Ctrl-C kills them
     threading.excepthook = _show_thread_error
     sys.unraisablehook = _show_unraisable
+    choose_colors()
+
+
+def choose_colors() -> None:
+    """Print no colors in ``--help`` and in messages about flags if ``NO_COLOR`` is set."""
     if os.environ.get("NO_COLOR"):
         tyro._experimental_options["ansi_codes"] = False
 
