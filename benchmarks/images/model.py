@@ -14,7 +14,7 @@ from benchmarks.encoder import Encoder, EncoderBlock, EncoderShape
 __all__ = ["MODELS", "DropPath", "PatchEmbedding", "Size", "VisionTransformer", "build_model", "num_tokens"]
 
 EPSILON = 1e-6
-"""Of the LayerNorms, as in DeiT."""
+"""Epsilon of the LayerNorms, as in DeiT."""
 NOT_DECAYED = ("positions", "class_token", "lam")
 
 

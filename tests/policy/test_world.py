@@ -133,7 +133,7 @@ def test_actions_that_are_not_finite_are_never_returned(kind: str, mode: Inferen
 @KINDS
 @MODES
 def test_hold_uses_the_last_good_reading(kind: str, mode: InferenceMode) -> None:
-    """Of the same entry in the same environment, also after another environment has ended.
+    """The reading held is that of the same entry in the same environment, also after another environment has ended.
 
     Good readings lie between bad ones, so that the last good one is not the first.
     """
